@@ -1,0 +1,95 @@
+"""Sandbox: where commands run. One box per rollout or grade; nothing survives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+REPO = "/repo"
+"""Where the workspace is mounted in every box."""
+
+
+class Limits(BaseModel):
+    """What one box may use. Time limits count CPU seconds; the wall limit is generous, since machines are busy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    memory_mb: int = Field(2048, gt=0)
+    pids: int = Field(128, gt=0)
+    disk_mb: int = Field(256, gt=0)
+    cpu_seconds: float = Field(60.0, gt=0)
+    wall_seconds: float = Field(300.0, gt=0)
+    output_bytes: int = Field(1_000_000, gt=0)
+
+
+@dataclass(frozen=True)
+class BoxSpec:
+    """What a box is made of. The box gets a copy-on-write view of ``workspace`` at ``/repo``; the original never changes."""
+
+    workspace: Path
+    environment: Path | None = None
+    """A virtual environment, bound read-only at its own path; its ``bin`` comes first in PATH."""
+    limits: Limits = field(default_factory=Limits)
+    read_only: Mapping[str, Path] = field(default_factory=dict)
+    """Further host paths bound read-only: path in the box to path on the host."""
+
+
+@dataclass(frozen=True)
+class ExecResult:
+    """``exit_code`` is None when the command was killed for time. Output keeps head and tail when it was cut."""
+
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    seconds: float = 0.0
+
+
+class SandboxError(RuntimeError):
+    """The box could not be made or has died through no fault of what ran in it: an infrastructure error."""
+
+
+class BoxKilled(RuntimeError):
+    """What ran in the box exhausted or killed it (memory, disk, kill -1). A failed run, not an infrastructure error."""
+
+
+class Sandbox(Protocol):
+    """An open box; an async context manager that leaves nothing behind."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str = REPO,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Run a command to its end (or the box's limits) and return what it printed."""
+        ...
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> tuple[bool, str]:
+        """Run one Leaf tool (Read, Write, Edit, Glob, Bash) inside the box: (succeeded, text for the model)."""
+        ...
+
+    async def read_bytes(self, path: str) -> bytes: ...
+    async def write_bytes(self, path: str, data: bytes) -> None: ...
+
+    async def diff(self) -> bytes:
+        """The workspace against its start as a binary-safe git patch, computed with a git dir the box cannot see."""
+        ...
+
+
+class Sandboxes(Protocol):
+    """Makes boxes of one kind. ``tier`` names how strong they are on this machine."""
+
+    tier: str
+
+    def open(self, spec: BoxSpec) -> Sandbox: ...
