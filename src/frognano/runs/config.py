@@ -1,0 +1,50 @@
+"""The resolved config of a run, ``recipe.json``: written once, compared whenever the run is opened to go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from frognano.runs.files import StoreError, write_atomically
+
+_ABSENT = "unset"
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    write_atomically(path / "recipe.json", (json.dumps(config, indent=2) + "\n").encode())
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    file = path / "recipe.json"
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{file} cannot be read ({error}): restore it, or use another folder") from error
+    if not isinstance(config, dict):
+        raise StoreError(f"{file} holds no table of settings: restore it, or use another folder")
+    return config
+
+
+def require_same_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to go on with other settings than the run began with, and name them."""
+    held, given = _flat(read_config(path)), _flat(json.loads(json.dumps(config)))
+    keys = sorted(k for k in held.keys() | given.keys() if held.get(k, _ABSENT) != given.get(k, _ABSENT))
+    if keys:
+        shown = ", ".join(f"{k} ({held.get(k, _ABSENT)} → {given.get(k, _ABSENT)})" for k in keys[:5])
+        more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+        raise StoreError(
+            f"the run in {path} was made with another recipe: {shown}{more}. "
+            "Use another folder (--out), or set them back"
+        )
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
