@@ -1,0 +1,75 @@
+"""Intervals cover the truth as often as they say, also when tasks of one function stand or fall together."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import pytest
+
+from frognano.analysis.intervals import Interval, Trial, cluster_difference, cluster_rate, wilson
+
+
+def trials(outcomes: dict[str, list[int]]) -> list[Trial]:
+    return [Trial(f"{c}{i}", c, bool(x)) for c, xs in outcomes.items() for i, x in enumerate(xs)]
+
+
+def test_wilson_against_published_values():
+    # Newcombe 1998, table I: 81/263 and 0/20, 1/29
+    assert wilson(81, 263)[1:] == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(0, 20)[1:] == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson(1, 29)[1:] == pytest.approx((0.0061, 0.1718), abs=5e-5)
+    assert math.isnan(wilson(0, 0).estimate)
+
+
+def test_one_trial_a_cluster_agrees_with_the_binomial():
+    interval = cluster_rate(trials({f"f{i}": [i % 4 == 0] for i in range(200)}))
+    assert interval.estimate == 0.25
+    assert interval[1:] == pytest.approx(wilson(50, 200)[1:], abs=0.015)
+
+
+def test_clusters_that_stand_or_fall_together_widen_the_interval():
+    together = cluster_rate(trials({f"f{i}": [i % 2] * 10 for i in range(20)}))
+    apart = cluster_rate(trials({f"f{i}": [1, 0] * 5 for i in range(20)}))
+    assert together.high - together.low > 0.35
+    assert apart.high - apart.low < 0.01
+
+
+def test_coverage_is_about_what_it_says():
+    source, covered = random.Random(3), 0
+    for seed in range(200):
+        ps = [source.betavariate(1, 3) for _ in range(40)]
+        sample = trials({f"f{i}": [source.random() < p for _ in range(3)] for i, p in enumerate(ps)})
+        interval = cluster_rate(sample, resamples=300, seed=seed)
+        covered += interval.low <= 0.25 <= interval.high
+    assert 0.88 <= covered / 200 <= 0.99
+
+
+@pytest.mark.parametrize("outcome", [0, 1])
+def test_all_alike_still_has_a_width(outcome: int):
+    interval = cluster_rate(trials({f"f{i}": [outcome] * 4 for i in range(10)}))
+    assert interval.estimate == outcome
+    assert interval.high - interval.low == pytest.approx(0.2775, abs=0.001)
+
+
+def test_a_paired_difference_is_narrower_than_two_separate_rates():
+    before = trials({f"f{i}": [i % 2] * 3 for i in range(40)})
+    after = [t._replace(resolved=t.resolved or t.cluster.endswith("4")) for t in before]
+    difference = cluster_difference(before, after)
+    assert difference.estimate == pytest.approx(0.1)
+    assert 0 < difference.low < 0.1 < difference.high < 0.25
+    with pytest.raises(ValueError, match="same tasks"):
+        cluster_difference(before, after[1:])
+
+
+def test_seeded_and_fast():
+    sample = trials({f"f{i}": [i % 3 == 0] * 2 for i in range(100)})
+    start = time.process_time()
+    assert cluster_rate(sample) == cluster_rate(sample)
+    assert time.process_time() - start < 1.5
+    assert f"{Interval(0.455, 0.381, 0.529):%}" == "45.5 % (38.1–52.9)"
+
+
+def test_nothing_measured_is_nan_not_zero():
+    assert math.isnan(cluster_rate([]).estimate)
