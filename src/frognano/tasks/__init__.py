@@ -1,1 +1,1 @@
-""""""
+"""What is solved: snapshots, environments, suites, grading, validation, and the task directory."""

@@ -1,0 +1,62 @@
+"""Repository: where a snapshot is taken from and which tests it is judged by."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from frognano.tasks.errors import TaskError
+
+
+class RepositoryConfig(BaseModel):
+    """One repository. The source is an sdist (``sha256``), a ``path``, or ``git`` with a ``commit``: exactly one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1)
+    version: str = Field(min_length=1)
+    sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Of the sdist that the package index holds.")
+    path: Path | None = Field(None, description="A local checkout (its tracked files) or plain folder (all its files).")
+    git: str = Field("", description="A URL that `git fetch` takes; used with ``commit``.")
+    commit: str = Field("", pattern=r"^([0-9a-f]{40})?$")
+    package: str = Field("", description="Import name; the name with `_` for `-` when empty.")
+    role: Literal["train", "heldout"] = "train"
+    tests: tuple[str, ...] = Field(min_length=1, description="Test files and folders, relative to the tree.")
+    requirements: tuple[str, ...] = Field(("pytest==9.2.0",), description="Pinned `name==version`, pytest included.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if sum([bool(self.sha256), self.path is not None, bool(self.git)]) != 1:
+            raise ValueError(f"repository {self.name}: give exactly one of sha256 (an sdist), path, or git")
+        if bool(self.git) != bool(self.commit):
+            raise ValueError(f"repository {self.name}: git and commit go together")
+        if loose := [r for r in self.requirements if "==" not in r]:
+            raise ValueError(f"repository {self.name}: pin {', '.join(loose)} as name==version")
+        if not any(r.startswith("pytest==") for r in self.requirements):
+            raise ValueError(f"repository {self.name}: the requirements lack pytest==…")
+        if outside := [t for t in self.tests if Path(t).is_absolute() or ".." in Path(t).parts]:
+            raise ValueError(f"repository {self.name}: test paths outside the tree: {', '.join(outside)}")
+        return self
+
+    @property
+    def module(self) -> str:
+        """The import name."""
+        return self.package or self.name.replace("-", "_")
+
+    @property
+    def source(self) -> Literal["sdist", "path", "git"]:
+        return "sdist" if self.sha256 else "path" if self.path else "git"
+
+
+def load_repositories(file: Path | None = None) -> dict[str, RepositoryConfig]:
+    """The repositories of a TOML file, by name; without a file, the pool that comes with frognano."""
+    text = (file or files("frognano.tasks") / "repositories.toml").read_text()
+    try:
+        entries = tomllib.loads(text)["repository"]
+        return {name: RepositoryConfig(name=name, **entry) for name, entry in entries.items()}
+    except (tomllib.TOMLDecodeError, KeyError, ValidationError) as error:
+        raise TaskError(f"{file or 'repositories.toml'} is not a pool of repositories: {error}") from error
