@@ -1,0 +1,133 @@
+"""The host's end of a box: starts it, talks to its resident process, makes sure that it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frognano.sandbox.base import BoxKilled, SandboxError
+from frognano.sandbox.toolbox import wire
+
+_START_SECONDS = 60.0
+
+
+class Resident:
+    """One box process. ``killed`` is set by whoever kills it for what ran in it, and says why."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, stderr: int) -> None:
+        self.process = process
+        self.killed = ""
+        self._channel = channel
+        self._stderr = stderr
+        self._lock = asyncio.Lock()
+        self._dead = ""
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    @classmethod
+    async def start(cls, command: Sequence[str], files: Sequence[int], config: Mapping[str, Any]) -> Resident:
+        """Start with an empty environment: /proc/1/environ would show ours. Forked by this thread, whose end ends it."""
+        ours, theirs = socket.socketpair()
+        stderr = os.memfd_create("stderr")
+        try:
+            process = subprocess.Popen(
+                command, stdin=theirs, stdout=theirs, stderr=stderr, env={}, pass_fds=files, cwd="/"
+            )
+        except OSError as e:
+            ours.close()
+            os.close(stderr)
+            raise SandboxError(f"bubblewrap did not start: {e}") from e
+        finally:
+            theirs.close()
+        self = cls(process, ours, stderr)
+        try:
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            self._writer.write(wire.pack(dict(config)))
+            async with asyncio.timeout(_START_SECONDS):
+                await self.ask("hello", wait=_START_SECONDS)
+        except (BoxKilled, TimeoutError, OSError) as e:
+            await self.close()
+            raise SandboxError(f"the box did not start: {self._complaint() or e}{_REMEDY}") from e
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def ask(
+        self, op: str, payload: bytes = b"", *, wait: float, most: int = 1 << 26, **arguments: Any
+    ) -> tuple[dict[str, Any], bytes]:
+        """One request. A box that hangs up, floods us or does not answer in time was killed by what ran in it."""
+        async with self._lock:
+            if self._dead:
+                raise BoxKilled(self.killed or self._dead)
+            try:
+                async with asyncio.timeout(wait):
+                    self._writer.write(wire.pack({"op": op, **arguments}, payload))
+                    await self._writer.drain()
+                    prefix = await self._reader.readexactly(wire.HEADER.size)
+                    head_size, payload_size = wire.HEADER.unpack(prefix)
+                    if head_size + payload_size > most:
+                        self._die("the box sent more than it may")
+                    head = await self._reader.readexactly(head_size)
+                    body = await self._reader.readexactly(payload_size)
+            except (asyncio.IncompleteReadError, ConnectionError) as e:
+                self._die(self.killed or "the resident process is gone", e)
+            except TimeoutError as e:
+                self._die(f"the box did not answer {op} for {wait:g} s", e)
+            except asyncio.CancelledError:
+                self._dead = "a request was cancelled halfway"
+                self.kill()
+                raise
+        reply: dict[str, Any] = wire.json.loads(head)
+        return reply, body
+
+    def _die(self, reason: str, cause: BaseException | None = None) -> None:
+        self._dead = reason
+        self.kill()
+        raise BoxKilled(reason) from cause
+
+    def kill(self) -> None:
+        """SIGKILL to the whole tree, the box before its monitors, so that each is reaped by its parent."""
+        for pid in reversed(tree(self.process.pid)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Hang up: the resident ends, and with it its namespace. Killed if it does not within half a second."""
+        self._dead = self._dead or "the box is closed"
+        if writer := getattr(self, "_writer", None):
+            writer.transport.abort()
+        self._channel.close()
+        waiting = asyncio.create_task(asyncio.to_thread(self.process.wait))
+        try:
+            await asyncio.wait([waiting], timeout=0.5)
+        finally:  # also when cancelled
+            if not waiting.done():
+                self.kill()
+        await waiting
+
+    def _complaint(self) -> str:
+        return os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").strip()
+
+    def __del__(self) -> None:
+        os.close(self._stderr)
+
+
+_REMEDY = " (`frognano doctor` checks user namespaces and names the remedy)"
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants, parents first. PID 1 of the box adopts every orphan, so none is missed."""
+    pids = [pid]
+    for parent in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                pids += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
+    return pids
