@@ -1,0 +1,5 @@
+"""``python -m frognano.cli``."""
+
+from frognano.cli.app import main
+
+main()

@@ -1,0 +1,65 @@
+"""``frognano loop | pilot | train | eval``: a recipe, where the run lives, and overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from frognano.errors import ConfigError
+
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file, e.g. recipes/pocket.toml.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="DIR", help="The run folder. Naming one that exists goes on with it. [default: runs/NAME]"
+    ),
+]
+_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+_EPILOG = "Any key of the recipe can be set after it: --section.key VALUE. A run that was stopped goes on from there."
+
+
+def register(app: typer.Typer) -> None:
+    for command in (loop, pilot, train, eval_):
+        app.command(command.__name__.rstrip("_"), context_settings=_SETTINGS, epilog=_EPILOG)(command)
+
+
+def loop(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
+    """Run it all: make tasks, train on them, repeat, evaluate, report."""
+    overrides = _overrides(context, recipe)
+    from frognano.loop.commands import run_loop
+
+    run_loop(recipe, out, overrides)
+
+
+def pilot(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
+    """Make tasks that are calibrated to the current policy."""
+    overrides = _overrides(context, recipe)
+    from frognano.loop.commands import run_pilot
+
+    run_pilot(recipe, out, overrides)
+
+
+def train(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
+    """Train the policy on the tasks that pilot made."""
+    overrides = _overrides(context, recipe)
+    from frognano.loop.commands import run_train
+
+    run_train(recipe, out, overrides)
+
+
+def eval_(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
+    """Measure the policies of a run on the held-out tasks."""
+    overrides = _overrides(context, recipe)
+    from frognano.loop.commands import run_eval
+
+    run_eval(recipe, out, overrides)
+
+
+def _overrides(context: typer.Context, recipe: Path) -> dict[str, str]:
+    from frognano.runs.recipe import parse_overrides
+
+    if str(recipe).startswith("--"):
+        raise ConfigError(f"`{recipe}` stands where the recipe should: give the recipe first, then the overrides")
+    return parse_overrides(context.args)
