@@ -1,4 +1,4 @@
-"""Boxes made by bubblewrap: one process tree per box, held by a resident that serves commands and tools over a socket."""
+"""Boxes made by bubblewrap: one process tree a box, held by a resident that serves commands and tools."""
 
 from __future__ import annotations
 

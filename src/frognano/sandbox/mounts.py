@@ -44,14 +44,14 @@ def interpreter(environment: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class Mounts:
-    """Builds the command. ``stage`` is an empty directory that hides, in a private mount namespace, what root binds there."""
+    """Builds the command. ``stage`` is an empty directory: root binds there, in a private mount namespace."""
 
     bwrap: Path
     toolbox: Path
     stage: Path
 
     def command(self, spec: BoxSpec, fds: Mapping[str, int]) -> list[str]:
-        """As root an outer bwrap binds each source where the service uid can reach it (homes are 0700), then drops to it."""
+        """As root an outer bwrap binds each source where the service uid can reach it (homes are 0700)."""
         binds = self._binds(spec)
         python = str(interpreter(spec.environment))
         start = f"import sys; sys.path.insert(0, {TOOLBOX!r}); from toolbox.server import main; main()"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from frognano.sandbox.base import BoxKilled, SandboxError
 from frognano.sandbox.toolbox import wire
@@ -28,17 +29,18 @@ class Resident:
         self._stderr = stderr
         self._lock = asyncio.Lock()
         self._dead = ""
+        self._unanswered: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
     @classmethod
     async def start(cls, command: Sequence[str], files: Sequence[int], config: Mapping[str, Any]) -> Resident:
-        """Start with an empty environment: /proc/1/environ would show ours. Forked by this thread, whose end ends it."""
+        """Start with an empty environment: /proc/1/environ would show ours. Ends with the thread that starts it."""
         ours, theirs = socket.socketpair()
         stderr = os.memfd_create("stderr")
         try:
-            process = subprocess.Popen(
-                command, stdin=theirs, stdout=theirs, stderr=stderr, env={}, pass_fds=files, cwd="/"
+            process = subprocess.Popen(  # noqa: ASYNC220  (asyncio would read its pipes by a watcher thread per box)
+                command, stdin=theirs.fileno(), stdout=theirs.fileno(), stderr=stderr, env={}, pass_fds=files, cwd="/"
             )
         except OSError as e:
             ours.close()
@@ -63,38 +65,51 @@ class Resident:
     async def ask(
         self, op: str, payload: bytes = b"", *, wait: float, most: int = 1 << 26, **arguments: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """One request. A box that hangs up, floods us or does not answer in time was killed by what ran in it."""
+        """One request. A box that hangs up, floods us or does not answer in time was killed by what ran in it.
+
+        When we are cancelled, the command in the box is ended and its answer left to the next request: the box stays
+        usable, since a run that is out of time is still judged on its repository."""
         async with self._lock:
+            if self._unanswered is not None:
+                await asyncio.wait([self._unanswered])
+                self._unanswered = None
             if self._dead:
                 raise BoxKilled(self.killed or self._dead)
+            frame = wire.pack({"op": op, **arguments}, payload)
+            exchange = asyncio.create_task(self._exchange(op, frame, wait, most))
             try:
-                async with asyncio.timeout(wait):
-                    self._writer.write(wire.pack({"op": op, **arguments}, payload))
-                    await self._writer.drain()
-                    prefix = await self._reader.readexactly(wire.HEADER.size)
-                    head_size, payload_size = wire.HEADER.unpack(prefix)
-                    if head_size + payload_size > most:
-                        self._die("the box sent more than it may")
-                    head = await self._reader.readexactly(head_size)
-                    body = await self._reader.readexactly(payload_size)
-            except (asyncio.IncompleteReadError, ConnectionError) as e:
-                self._die(self.killed or "the resident process is gone", e)
-            except TimeoutError as e:
-                self._die(f"the box did not answer {op} for {wait:g} s", e)
+                return await asyncio.shield(exchange)
             except asyncio.CancelledError:
-                self._dead = "a request was cancelled halfway"
-                self.kill()
+                self._writer.write(wire.pack({"op": "interrupt"}))
+                exchange.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody else looks
+                self._unanswered = exchange
                 raise
-        reply: dict[str, Any] = wire.json.loads(head)
-        return reply, body
 
-    def _die(self, reason: str, cause: BaseException | None = None) -> None:
+    async def _exchange(self, op: str, frame: bytes, wait: float, most: int) -> tuple[dict[str, Any], bytes]:
+        try:
+            async with asyncio.timeout(wait):
+                self._writer.write(frame)
+                await self._writer.drain()
+                prefix = await self._reader.readexactly(wire.HEADER.size)
+                head_size, payload_size = wire.HEADER.unpack(prefix)
+                if head_size + payload_size > most:
+                    self._die("the box sent more than it may")
+                reply: dict[str, Any] = json.loads(await self._reader.readexactly(head_size))
+                return reply, await self._reader.readexactly(payload_size)
+        except (asyncio.IncompleteReadError, ConnectionError) as e:
+            self._die(self.killed or "the resident process is gone", e)
+        except TimeoutError as e:
+            self._die(self.killed or f"the box did not answer {op} for {wait:g} s", e)
+
+    def _die(self, reason: str, cause: BaseException | None = None) -> NoReturn:
         self._dead = reason
         self.kill()
         raise BoxKilled(reason) from cause
 
     def kill(self) -> None:
         """SIGKILL to the whole tree, the box before its monitors, so that each is reaped by its parent."""
+        if self.process.returncode is not None:
+            return
         for pid in reversed(tree(self.process.pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

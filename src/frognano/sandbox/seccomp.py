@@ -1,4 +1,4 @@
-"""The system call filter of a box, as BPF assembled here: what reaches the host's kernel but no honest command needs."""
+"""The system call filter of a box, BPF assembled here: refuses what no honest command needs."""
 
 from __future__ import annotations
 
@@ -73,9 +73,15 @@ def program(machine: str | None = None) -> bytes:
     socket, socketpair, clone, clone3, ioctl = (41, 53, 56, 435, 16) if x86 else (198, 199, 220, 435, 29)
 
     code: list[tuple[int, int, int, int]] = []
-    load = lambda offset: code.append((0x20, 0, 0, offset))  # BPF_LD | BPF_W | BPF_ABS
-    ret = lambda value: code.append((0x06, 0, 0, value))
-    skip_unless_equal = lambda value, n: code.append((0x15, 0, n, value))
+
+    def load(offset: int) -> None:
+        code.append((0x20, 0, 0, offset))  # BPF_LD | BPF_W | BPF_ABS
+
+    def ret(value: int) -> None:
+        code.append((0x06, 0, 0, value))
+
+    def skip_unless_equal(value: int, n: int) -> None:
+        code.append((0x15, 0, n, value))
 
     load(4)  # arch
     skip_unless_equal(_X86_64 if x86 else _AARCH64, 1)

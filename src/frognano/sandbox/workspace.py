@@ -41,7 +41,7 @@ class Base:
         return self.pack.read_bytes()
 
     def diff(self, entries: Sequence[Sequence[Any]], deleted: Sequence[str], payload: bytes) -> bytes:
-        """The patch from the base to the base with these files; new files that the base's .gitignore names are left out."""
+        """The patch from the base to the base with these files, without new ones that its .gitignore names."""
         ignored = self._ignored([path for path, _, _, new in entries if new])
         changed = []
         offset = 0
@@ -65,13 +65,14 @@ class Base:
         """Asked of the host's untouched copy, so that a box cannot hide a file by a .gitignore of its own."""
         if not paths:
             return set()
+        command = ["git", f"--git-dir={self.git}", f"--work-tree={self.workspace}"]
         found = subprocess.run(
-            ["git", f"--git-dir={self.git}", f"--work-tree={self.workspace}", "check-ignore", "--no-index", "-z", "--stdin"],
+            [*command, "check-ignore", "--no-index", "-z", "--stdin"],
             input=b"\0".join(map(os.fsencode, paths)),
             capture_output=True,
             env=_ENV,
             cwd=self.workspace,
-        )  # fmt: skip
+        )
         return set(map(os.fsdecode, found.stdout.split(b"\0")))
 
 

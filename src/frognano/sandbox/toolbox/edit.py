@@ -71,8 +71,8 @@ def _ambiguous(path: str, text: str, numbers: list[int]) -> str:
         shown.append(f"{number:6d}>\t{lines[number - 1][:200]}")
     listing = "\n".join(shown)
     return (
-        f"old_string occurs {len(numbers)} times in {path}; nothing was changed. Add lines around it until it is unique, "
-        f"or set replace_all. The matches (>), each with the line before it:\n{listing}"
+        f"old_string occurs {len(numbers)} times in {path}; nothing was changed. Add lines around it until it is "
+        f"unique, or set replace_all. The matches (>), each with the line before it:\n{listing}"
     )
 
 

@@ -30,7 +30,7 @@ def open_regular(path: str, writable: bool = False) -> BinaryIO:
 
 
 def read(repo: str, file_path: str, offset: int = 1, limit: int | None = None) -> tuple[bool, str]:
-    """Numbered lines from ``offset`` on (the first is 1), at most 20,000 characters of them. Streams: size is no matter."""
+    """Numbered lines from ``offset`` on (the first is 1), at most 20,000 characters; the file is streamed."""
     path = resolve(repo, file_path)
     lines: list[str] = []
     size = number = 0
@@ -112,7 +112,7 @@ def _overwrite(f: BinaryIO, data: bytes) -> None:
 
 
 def glob(repo: str, pattern: str, path: str = ".") -> tuple[bool, str]:
-    """Paths that match, sorted; ``**`` crosses directories, links to directories are not followed. Directories end in /."""
+    """Paths that match, sorted. ``**`` crosses directories but no links; directories end in a slash."""
     root = resolve(repo, path)
     if not os.path.isdir(root):
         return False, f"{root} is not a directory."
@@ -148,7 +148,7 @@ def _walk(root: str, directory: str) -> Iterator[str]:
 
 
 def _regex(pattern: str) -> str:
-    """A glob as a regular expression over a relative path: ``*`` and ``?`` stay in one component, ``{a,b}`` are choices."""
+    """A glob as a regular expression: ``*`` and ``?`` stay in one component, ``{a,b}`` are choices."""
     out, i, depth = "", 0, 0
     while i < len(pattern):
         c = pattern[i]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -96,7 +97,7 @@ class Processes:
         stdin: bytes = b"",
         merge: bool = False,
     ) -> dict[str, Any]:
-        """Run to the end of the command (not of its background children) or of its time. Raises OSError if it cannot start."""
+        """Run to the end of the command (not of its background children) or of its time; OSError if it cannot start."""
         started = time.monotonic()
         out_read, out_write = os.pipe()
         err_read, err_write = (out_read, out_write) if merge else os.pipe()
@@ -114,15 +115,19 @@ class Processes:
             left = started + timeout - time.monotonic()
             watched = [self.request_fd, self._wake_read, *open_fds, *self.orphans]
             ready, _, _ = select.select(watched, [], [], max(0.0, min(left, CPU_POLL)))
-            if self.request_fd in ready:  # the host never pipelines: it hung up
-                raise SystemExit
+            if self.request_fd in ready:  # the host never pipelines: it hangs up, or asks for the end of this command
+                if wire.read(lambda n: os.read(self.request_fd, n)) is None:
+                    raise SystemExit
+                reason = "interrupted"
             self._housekeeping(ready)
             for fd in open_fds & set(ready):
                 if data := _read(fd):
                     captures[fd].add(data)
                 elif data is not None:
                     open_fds.discard(fd)
-            if left <= 0:
+            if reason:
+                pass
+            elif left <= 0:
                 reason = "time"
             elif time.monotonic() - cpu_checked > CPU_POLL:
                 cpu_checked = time.monotonic()
@@ -218,10 +223,8 @@ class Processes:
                         doomed.add(other)
                         grew = True
             for other in doomed:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(other, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             self._reap()
             if not doomed:
                 return
@@ -231,10 +234,8 @@ class Processes:
     def _kill_everything(self) -> None:
         deadline = time.monotonic() + 5
         while _processes() and time.monotonic() < deadline:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             time.sleep(0.005)
             self._reap()
 

@@ -29,6 +29,8 @@ class Server:
             if frame is None:
                 return
             request, payload = frame
+            if request["op"] == "interrupt":  # it came too late: the command has ended
+                continue
             try:
                 reply, data = getattr(self, "do_" + request.pop("op"))(payload, **request)
             except (OSError, MemoryError) as e:

@@ -27,7 +27,7 @@ def bash(
     done = processes.run(argv, config["repo"], config["env"], seconds, config["output_bytes"], merge=True)
     text = _cut(done["stdout"])
     if done["reason"]:
-        spent = f"{seconds:g} s" if done["reason"] == "time" else f"{config['cpu_seconds']:g} s of CPU time"
+        spent = f"{config['cpu_seconds']:g} s of CPU time" if done["reason"] == "cpu" else f"{done['seconds']:.3g} s"
         ending = f"[killed after {spent}, with everything it started]"
     elif done["exit_code"] is None:
         ending = "[killed]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .edit import edit
@@ -17,6 +18,9 @@ PARAMETERS = {
     "Glob": {"pattern": _TEXT, "path?": _TEXT},
     "Bash": {"command": _TEXT, "description?": _TEXT, "timeout?": _SECONDS},
 }
+
+
+_FUNCTIONS: dict[str, Callable[..., tuple[bool, str]]] = {"Read": read, "Write": write, "Edit": edit, "Glob": glob}
 
 
 class Tools:
@@ -36,8 +40,7 @@ class Tools:
         try:
             if name == "Bash":
                 return bash(self.config, self.processes, **given)
-            function = {"Read": read, "Write": write, "Edit": edit, "Glob": glob}[name]
-            return function(self.repo, **given)
+            return _FUNCTIONS[name](self.repo, **given)
         except OSError as e:
             return False, f"{e.strerror or e}: {e.filename}" if e.filename else f"{e.strerror or e}"
         except UnicodeEncodeError:
