@@ -221,7 +221,7 @@ def _apply(site: _Site, seed: int, config: MutationConfig) -> Mutation | None:
 
 
 def _is_another_program(old: str, new: str, unit: Unit, gone: bool) -> bool:
-    """The function compiles and its syntax tree differs. It alone is looked at: the edit lies within one of its lines."""
+    """The function compiles and its syntax tree differs. It is enough: the edit lies within one of its lines."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -23,7 +23,8 @@ def _pairs(*groups: str) -> dict[str, tuple[str, ...]]:
 # Methods and functions that people take for one another.
 SIBLING_METHODS = _pairs(
     "startswith endswith", "lower upper", "append extend", "lstrip rstrip strip", "split rsplit",
-    "partition rpartition", "find rfind", "index rindex", "ljust rjust", "keys values items", "add discard", "update add", "pop popleft",
+    "partition rpartition", "find rfind",
+    "index rindex", "ljust rjust", "keys values items", "add discard", "update add", "pop popleft",
     "appendleft append", "match search fullmatch", "capitalize title", "encode decode", "union intersection",
     "issubset issuperset", "difference symmetric_difference", "removeprefix removesuffix", "isdigit isalpha isalnum",
     "islower isupper", "floor ceil", "bisect_left bisect_right", "findall finditer", "start end", "get pop",
@@ -74,7 +75,7 @@ def wrong_name(node: cst.CSTNode, place: Place) -> Iterator[Edit]:
 
 
 def wrong_attribute(node: cst.CSTNode, place: Place) -> Iterator[Edit]:
-    """A sibling method, else another attribute that this file reads from the same name, of the same case and privacy."""
+    """A sibling method, else another attribute that this file takes from the same name, of the same case."""
     if not isinstance(node, cst.Attribute):
         return
     start, end = place.source.span(node.attr)

@@ -1,0 +1,97 @@
+"""Allocation: whom the next rollouts go to. Signal is scarce, so classes that never gave a learnable task cost little.
+
+A class is (operator, rung). The share of its screened tasks that fell strictly between 0 and 1 has a Beta posterior around
+the share over all classes; each waiting screen draws once from its class (Thompson sampling) and the highest draws are
+served. Tasks that have passed their screen come first: they are the likeliest to be admitted. Deterministic for a seed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from frognano.taskpilot.calibration import Action, Confirm, Screen
+
+Class = tuple[str, int]
+
+PRIOR_STRENGTH = 4.0  # screened tasks that the share over all classes counts for in one class
+
+
+@dataclass(slots=True)
+class ClassBook:
+    """What was measured so far: screened tasks of each class, and how many were learnable."""
+
+    screened: Counter[Class] = field(default_factory=Counter)
+    learnable: Counter[Class] = field(default_factory=Counter)
+
+    def add(self, cls: Class, k: int, n: int) -> None:
+        if n > 0:
+            self.screened[cls] += 1
+            self.learnable[cls] += 0 < k < n
+
+    def beta(self, cls: Class) -> tuple[float, float]:
+        """Beta parameters of the share of learnable tasks in the class."""
+        share = (sum(self.learnable.values()) + 1.0) / (sum(self.screened.values()) + 4.0)
+        hits, misses = self.learnable[cls], self.screened[cls] - self.learnable[cls]
+        return hits + PRIOR_STRENGTH * share, misses + PRIOR_STRENGTH * (1.0 - share)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    task_id: str
+    cls: Class
+    action: Action
+
+
+def allocate(waiting: Sequence[Waiting], book: ClassBook, budget: int, seed: int) -> list[tuple[str, int]]:
+    """(task, rollouts) for at most ``budget`` rollouts; confirmations in order, then screens by their draw."""
+    confirms = [(w.task_id, w.action.n) for w in waiting if isinstance(w.action, Confirm)]
+    drawn: list[tuple[float, int, str, int]] = []
+    for i, w in enumerate(waiting):
+        if isinstance(w.action, Screen):
+            rng = random.Random(f"{seed}:{w.task_id}:{w.cls}:{sum(book.screened.values())}")
+            drawn.append((-rng.betavariate(*book.beta(w.cls)), i, w.task_id, w.action.n))
+    out: list[tuple[str, int]] = []
+    left = budget
+    for task_id, n in [*confirms, *((task, n) for _, _, task, n in sorted(drawn))]:
+        if n <= left:
+            out.append((task_id, n))
+            left -= n
+    return out
+
+
+def saturated(outcomes: Iterable[Sequence[bool]], streak: int) -> int:
+    """The task's training groups of this iteration, oldest first, end in ``streak`` equal ones: +1 solved always, −1 never.
+
+    +1 asks for a less specific rung, −1 for a more specific one; 0 is still learnable. Empty groups (infrastructure) are
+    no evidence.
+    """
+    groups = [g for g in outcomes if g]
+    last = groups[-streak:]
+    if len(last) < streak:
+        return 0
+    if all(all(g) for g in last):
+        return 1
+    return -1 if not any(any(g) for g in last) else 0
+
+
+def step_weight(k: int, n: int) -> float:
+    """Weight of a task in the draw of a training batch: learnable 1, unseen 0.5, never solved 0.15, always solved 0.05."""
+    if n == 0:
+        return 0.5
+    return 0.15 if k == 0 else 0.05 if k == n else 1.0
+
+
+def frontier_weight(p_hat: float, uniform: float) -> float:
+    """``(1 − u)·exp(−(p̂ − ½)² / (2·0.25²)) + u``: most at the frontier, nothing starves."""
+    return (1.0 - uniform) * math.exp(-((p_hat - 0.5) ** 2) / (2 * 0.25**2)) + uniform
+
+
+def pick(weights: Mapping[str, float], size: int, seed: int) -> list[str]:
+    """``size`` tasks without replacement, each draw in proportion to the weights that are left."""
+    rng = random.Random(seed)
+    keys = {task: math.log(1.0 - rng.random()) / w for task, w in sorted(weights.items()) if w > 0}
+    return sorted(keys, key=lambda t: -keys[t])[:size]

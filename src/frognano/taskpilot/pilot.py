@@ -1,0 +1,325 @@
+"""The pilot: from a stream of validated candidates to tasks that the current policy can learn from.
+
+The run is a deterministic function of the order in which candidates arrived and of the outcomes of rollouts. Both are
+written to the ledger before they are used, so a restart replays the same run from the ledger and goes on where it stopped:
+nothing is measured twice, nothing is admitted twice, and the admitted ids are those of a run that was never killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
+
+from frognano.records import PolicyEvaluation, Task
+from frognano.taskpilot.allocation import ClassBook, Waiting, allocate
+from frognano.taskpilot.calibration import (
+    Admit,
+    Binding,
+    Calibration,
+    CalibrationConfig,
+    Confirm,
+    Drop,
+    Move,
+    Screen,
+    calibrate,
+)
+from frognano.taskpilot.dedupe import task_key
+from frognano.taskpilot.ledger import Decision, Ledger
+
+Stage = Literal["screen", "confirm"]
+
+
+class PilotConfig(CalibrationConfig):
+    target: int = Field(32, ge=1, description="Tasks to admit.")
+    rollout_budget: int = Field(2000, ge=1)
+    batch_rollouts: int = Field(64, ge=1, description="Rollouts asked for at a time.")
+    pool: int = Field(64, ge=1, description="Tasks in calibration at a time; more give the allocation more choice.")
+    max_lost: int = Field(3, ge=1, description="Requests of a task that may come back without any outcome.")
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    candidate: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Run ``task`` (at its rung) ``n`` times. Rollouts are numbered from ``start``; a number is never asked for twice."""
+
+    task: Task
+    n: int
+    stage: Stage
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The task at its admitted rung with all its evaluations, and the requests whose rollouts confirmed it."""
+
+    task: Task
+    k: int
+    n: int
+    confirmed: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PilotResult:
+    admitted: tuple[Admitted, ...]
+    dropped: dict[str, str]
+    rollouts_used: int
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+    exhausted: Literal["target", "budget", "candidates"]
+
+
+NextValidated = Callable[[], Awaitable[Task | Rejected | None]]
+Measure = Callable[[Sequence[Request]], Awaitable[Sequence[Sequence[bool]]]]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A task in calibration."""
+
+    task: Task
+    key: str
+    evaluations: list[PolicyEvaluation] = field(default_factory=list)
+    asked: dict[int, int] = field(default_factory=dict)
+    confirmed: list[tuple[int, int, int]] = field(default_factory=list)
+    lost: int = 0
+    moves_told: int = 0
+
+
+async def run_pilot(
+    next_validated: NextValidated,
+    measure: Measure,
+    ledger: Ledger,
+    binding: Binding,
+    config: PilotConfig,
+    seen: Collection[str] = (),
+) -> PilotResult:
+    """``seen`` holds bug keys that other iterations admitted; those that this ledger knows are added."""
+    return await _Pilot(next_validated, measure, ledger, binding, config, seen).run()
+
+
+class _Pilot:
+    def __init__(
+        self,
+        next_validated: NextValidated,
+        measure: Measure,
+        ledger: Ledger,
+        binding: Binding,
+        config: PilotConfig,
+        seen: Collection[str],
+    ) -> None:
+        self.next_validated, self.measure, self.ledger = next_validated, measure, ledger
+        self.binding, self.config = binding, config
+        self.scope = f"{binding.policy}|{binding.harness}|{binding.budget}"
+        every = ledger.decisions()
+        self.known: dict[tuple[str, str, int], Decision] = {}
+        self.arrivals: list[str] = []
+        self.seen = set(seen)
+        for d in every:
+            if d.detail["scope"] != self.scope:
+                if d.action == "admit":
+                    self.seen.add(str(d.detail["bug"]))
+            elif d.action == "arrive":
+                self.arrivals.append(d.task_id)
+            else:
+                self.known[d.task_id, d.action, int(d.detail["step"])] = d
+        self.early: dict[str, Task] = {}
+        self.arrived = 0
+        self.held: dict[str, _Held] = {}
+        self.admitted: list[Admitted] = []
+        self.dropped: dict[str, str] = {}
+        self.book = ClassBook()
+        self.used = 0
+        self.rates: dict[str, list[float]] = {}
+
+    async def run(self) -> PilotResult:
+        exhausted: Literal["target", "budget", "candidates"] = "target"
+        more = True
+        while len(self.admitted) < self.config.target:
+            while more and len(self.held) < self.config.pool:
+                more = await self._take()
+            if not self.held:
+                exhausted = "candidates"
+                break
+            if not await self._round():
+                exhausted = "budget"
+                break
+        before = tuple(r[0] for r in self.rates.values() if r)
+        after = tuple(r[-1] for r in self.rates.values() if r)
+        return PilotResult(tuple(self.admitted), dict(self.dropped), self.used, before, after, exhausted)
+
+    async def _take(self) -> bool:
+        """Hold the next candidate, in the order that the ledger knows. False when there is no more."""
+        while True:
+            task = await self._next()
+            if task is None:
+                return False
+            if self.arrived >= len(self.arrivals):
+                self.ledger.decide(task.id, "arrive", {"scope": self.scope})
+                self.arrivals.append(task.id)
+            self.arrived += 1
+            key = task_key(task)
+            if key in self.seen:
+                self.ledger.reject(task.id, "duplicate_bug", key)
+                continue
+            self.seen.add(key)
+            self.held[task.id] = _Held(task, key)
+            return True
+
+    async def _next(self) -> Task | None:
+        while True:
+            expected = self.arrivals[self.arrived] if self.arrived < len(self.arrivals) else None
+            if expected is not None and expected in self.early:
+                return self.early.pop(expected)
+            if expected is None and self.early:
+                return self.early.pop(next(iter(self.early)))
+            candidate = await self.next_validated()
+            if isinstance(candidate, Rejected):
+                self.ledger.reject(candidate.candidate, candidate.reason, candidate.detail)
+            elif candidate is None:
+                if expected is None:
+                    return None
+                raise RuntimeError(
+                    f"task {expected} is in the ledger but was not offered again: "
+                    "resume with the same candidates, or start a new run"
+                )
+            elif candidate.id == expected or expected is None:
+                return candidate
+            else:
+                self.early[candidate.id] = candidate
+
+    def _calibration(self, held: _Held) -> Calibration:
+        rungs = [s.rung for s in held.task.statements]
+        return calibrate(held.evaluations, rungs, self.binding, self.config)
+
+    async def _round(self) -> bool:
+        """One batch of rollouts and what follows from it. False when the budget does not pay for any."""
+        states = {task_id: self._calibration(held) for task_id, held in self.held.items()}
+        waiting = [Waiting(t, self._class(t, s.rung), s.action) for t, s in states.items()]
+        budget = min(self.config.rollout_budget - self.used, max(self.config.batch_rollouts, self._largest()))
+        chosen = allocate(waiting, self.book, budget, self.config.seed)
+        if not chosen:
+            return False
+        requests: list[Request] = []
+        for task_id, n in chosen:
+            rung = states[task_id].rung
+            stage: Stage = "confirm" if isinstance(states[task_id].action, Confirm) else "screen"
+            start = self.held[task_id].asked.get(rung, 0)
+            requests.append(Request(self.held[task_id].task.at_rung(rung), n, stage, start))
+        for request, outcomes in zip(requests, await self._outcomes(requests), strict=True):
+            self._learn(request, outcomes)
+        for request in requests:
+            self._conclude(request.task.id)
+        return True
+
+    def _largest(self) -> int:
+        return max(self.config.screen_n, self.config.confirm_n)
+
+    def _class(self, task_id: str, rung: int) -> tuple[str, int]:
+        return self.held[task_id].task.lineage.operator, rung
+
+    async def _outcomes(self, requests: Sequence[Request]) -> list[list[bool]]:
+        """Of each request: from the ledger where it was measured before, else measured now and written down."""
+        steps = [self._step(r) for r in requests]
+        fresh = [r for r, s in zip(requests, steps, strict=True) if (r.task.id, "measure", s) not in self.known]
+        measured = iter(await self.measure(fresh)) if fresh else iter(())
+        out: list[list[bool]] = []
+        for request, step in zip(requests, steps, strict=True):
+            known = self.known.get((request.task.id, "measure", step))
+            if known is not None:
+                out.append([bool(x) for x in known.detail["outcomes"]])
+                continue
+            outcomes = [bool(x) for x in next(measured)]
+            if len(outcomes) > request.n:
+                raise ValueError(f"task {request.task.id}: {len(outcomes)} outcomes for {request.n} rollouts")
+            detail = {"rung": request.task.rung, "stage": request.stage, "start": request.start, "asked": request.n}
+            self._write(request.task.id, "measure", step, {**detail, "outcomes": outcomes})
+            out.append(outcomes)
+        return out
+
+    def _step(self, request: Request) -> int:
+        return request.task.rung * 100_000 + request.start
+
+    def _write(self, task_id: str, action: str, step: int, detail: dict[str, object]) -> None:
+        if (task_id, action, step) in self.known:
+            return
+        full = {"scope": self.scope, "step": step, **detail}
+        self.ledger.decide(task_id, action, full)
+        self.known[task_id, action, step] = Decision(task_id, action, full)
+
+    def _learn(self, request: Request, outcomes: list[bool]) -> None:
+        held, rung = self.held[request.task.id], request.task.rung
+        self.used += request.n
+        held.asked[rung] = request.start + request.n
+        held.lost = 0 if outcomes else held.lost + 1
+        if not outcomes:
+            return
+        k, n = sum(outcomes), len(outcomes)
+        if request.stage == "confirm":
+            held.confirmed.append((rung, request.start, request.n))
+        held.evaluations.append(
+            PolicyEvaluation(
+                policy=self.binding.policy,
+                harness=self.binding.harness,
+                budget=self.binding.budget,
+                rung=rung,
+                n=n,
+                k=k,
+                stage=request.stage,
+            )
+        )
+        screened = [e for e in held.evaluations if e.rung == rung and e.stage == "screen"]
+        total_k, total_n = sum(e.k for e in screened), sum(e.n for e in screened)
+        if request.stage == "screen" and total_n >= self.config.screen_n:
+            self.book.add((held.task.lineage.operator, rung), total_k, total_n)
+
+    def _conclude(self, task_id: str) -> None:
+        held = self.held[task_id]
+        state = self._calibration(held)
+        for i, move in enumerate(state.moves[held.moves_told :], held.moves_told):
+            self._tell_move(task_id, i, move)
+        held.moves_told = len(state.moves)
+        if isinstance(state.action, Admit):
+            if len(self.admitted) >= self.config.target:
+                return
+            k, n = state.action.k, state.action.n
+            task = Task.model_validate(
+                {
+                    **held.task.model_dump(),
+                    "rung": state.rung,
+                    "evaluations": (*held.task.evaluations, *held.evaluations),
+                }
+            )
+            confirmed = tuple((start, count) for rung, start, count in held.confirmed if rung == state.rung)
+            self._write(task_id, "admit", 0, {"bug": held.key, "rung": state.rung, "k": k, "n": n})
+            self.admitted.append(Admitted(task, k, n, confirmed))
+            self._close(held)
+        elif isinstance(state.action, Drop) or held.lost >= self.config.max_lost:
+            reason = state.action.reason if isinstance(state.action, Drop) else "infrastructure"
+            self._write(task_id, "drop", 0, {"reason": reason, "rung": state.rung})
+            self.dropped[task_id] = reason
+            self._close(held)
+
+    def _tell_move(self, task_id: str, i: int, move: Move) -> None:
+        detail: dict[str, object] = {"from": move.source, "to": move.rung, "k": move.k, "n": move.n}
+        self._write(task_id, "move", i, detail)
+
+    def _close(self, held: _Held) -> None:
+        rates: dict[int, tuple[int, int]] = {}
+        for e in held.evaluations:
+            k, n = rates.get(e.rung, (0, 0))
+            rates[e.rung] = (k + e.k, n + e.n)
+        self.rates[held.task.id] = [k / n for k, n in rates.values()]
+        del self.held[held.task.id]
+
+
+__all__ = ["Admitted", "PilotConfig", "PilotResult", "Rejected", "Request", "Screen", "run_pilot"]
