@@ -19,14 +19,14 @@ class RepositoryConfig(BaseModel):
 
     name: str = Field(min_length=1)
     version: str = Field(min_length=1)
-    sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="Of the sdist that the package index holds.")
-    path: Path | None = Field(None, description="A local checkout (its tracked files) or plain folder (all its files).")
-    git: str = Field("", description="A URL that `git fetch` takes; used with ``commit``.")
-    commit: str = Field("", pattern=r"^([0-9a-f]{40})?$")
-    package: str = Field("", description="Import name; the name with `_` for `-` when empty.")
+    sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="Of the sdist in the package index.")
+    path: Path | None = Field(default=None, description="A checkout (its tracked files) or a plain folder.")
+    git: str = Field(default="", description="A URL that `git fetch` takes; used with ``commit``.")
+    commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
+    package: str = Field(default="", description="Import name; the name with `_` for `-` when empty.")
     role: Literal["train", "heldout"] = "train"
     tests: tuple[str, ...] = Field(min_length=1, description="Test files and folders, relative to the tree.")
-    requirements: tuple[str, ...] = Field(("pytest==9.2.0",), description="Pinned `name==version`, pytest included.")
+    requirements: tuple[str, ...] = Field(default=("pytest==9.2.0",), description="Pinned; pytest is one of them.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -148,8 +148,7 @@ class _Parsed:
 def _parse(data: bytes, nonce: str) -> _Parsed:
     parsed = _Parsed()
     sentinels: set[tuple[str, str]] = set()
-    count = 0
-    for raw in data.splitlines():
+    for count, raw in enumerate(data.splitlines()):
         try:
             record = json.loads(raw)
         except ValueError:
@@ -170,7 +169,6 @@ def _parse(data: bytes, nonce: str) -> _Parsed:
                     parsed.lines.setdefault(test, {}).setdefault(record["file"], set()).add(int(line))
         elif kind == "end":
             parsed.complete = record["lines"] == count and record["collected"] == len(parsed.outcomes)
-        count += 1
     parsed.sentinels_ok = sentinels == {("test_must_pass", "passed"), ("test_must_fail", "failed")}
     return parsed
 

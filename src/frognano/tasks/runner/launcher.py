@@ -11,6 +11,8 @@ import sys
 
 RUNNER = os.path.dirname(os.path.abspath(__file__))
 REPO = "/repo"
+LATER = ("_pytest._argcomplete", "_pytest._py.path", "_pytest._io.pprint", "unittest", "doctest", "pygments")
+"""What pytest would import in the middle of a run."""
 
 
 def main() -> None:
@@ -27,7 +29,12 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 2))
     import pytest
+    from _pytest.config import default_plugins
 
+    for name in default_plugins:  # now, while their bytecode is still looked for where it is
+        importlib.import_module(f"_pytest.{name}")
+    for module in LATER:
+        importlib.import_module(module)
     sys.path.insert(0, RUNNER)
     from reporter import Reporter  # type: ignore[import-not-found]
 
@@ -38,13 +45,26 @@ def main() -> None:
 
         tracer = coverage.Coverage(data_file=None, config_file=False, include=[REPO + "/*"], messages=False)
         tracer.start()
-    sys.pycache_prefix = request["pycache"]
+    sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the programs that tests start
     os.environ["PYTHONPYCACHEPREFIX"] = request["pycache"]
 
     reporter = Reporter(request, tracer)
-    options = ["-p", "no:cacheprovider", "-o", "addopts=", "-c", RUNNER + "/pytest.ini", "--rootdir", REPO]
+    options = [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:unraisableexception",
+        "-p",
+        "no:threadexception",
+        "-o",
+        "addopts=",
+        "-c",
+        RUNNER + "/pytest.ini",
+        "--rootdir",
+        REPO,
+    ]
     options += [
         "--confcutdir",
         REPO,

@@ -23,7 +23,7 @@ class Reporter:
     def __init__(self, request: dict[str, Any], tracer: Any) -> None:
         self.nonce = request["nonce"]
         self.wanted = set(request["ids"]) if request["ids"] is not None else None
-        self.file = open(os.open(request["report"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+        self.file = os.fdopen(os.open(request["report"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
         self.lines = 0
         self.collected = 0
         self.sentinels: set[str] = set()
@@ -40,7 +40,7 @@ class Reporter:
         ours = [i for i in items if str(i.path) == SENTINELS]
         tests = [i for i in items if str(i.path) != SENTINELS]
         chosen = tests if self.wanted is None else [i for i in tests if i.nodeid in self.wanted]
-        self.collected = len(chosen)
+        self.collected = len({i.nodeid for i in chosen})
         self.sentinels = {i.nodeid for i in ours}
         items[:] = chosen + ours
 
@@ -61,10 +61,12 @@ class Reporter:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if call.excinfo is not None and report.failed:
-            report.frognano_failure = describe(item, call.excinfo, report)
+            report.frognano_failure = describe(item, call.excinfo, report)  # type: ignore[attr-defined]
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed and type(report).__name__ == "SubtestReport":
+            return  # a test reports for its subtests: it fails when one of them does
         self.write(
             kind="sentinel" if report.nodeid in self.sentinels else "test",
             id=report.nodeid,

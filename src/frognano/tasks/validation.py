@@ -1,0 +1,209 @@
+"""Validation: does a bug make a task? Repeated runs, and reasons for every rejection.
+
+A candidate is the whole new content of one file. Fail-to-pass: the tests that fail in every run with the bug and pass
+in every clean run. The clean runs are the baseline's, once per repository: the gold patch gives the clean tree back,
+byte for byte, which is asserted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from frognano.records import Environment, Outcome, Validation
+from frognano.sandbox.base import REPO, BoxKilled, BoxSpec, Sandbox, Sandboxes
+from frognano.tasks.baseline import Baseline
+from frognano.tasks.errors import TaskError
+from frognano.tasks.git import apply_patch, make_patch
+from frognano.tasks.grading import judge
+from frognano.tasks.snapshot import Snapshot, is_test_path
+from frognano.tasks.suite import RUNNER, Failure, SuiteReport, file_of, plugins_of, run_suite
+from frognano.tasks.trees import put
+from frognano.tasks.validation_config import ValidationConfig
+
+_FAILS = (Outcome.FAILED, Outcome.ERROR)
+_STAYS = (Outcome.PASSED, Outcome.XFAILED)
+
+
+class Reason(StrEnum):
+    """Why a candidate is no task."""
+
+    UNCHANGED = "unchanged"
+    UNCOVERED = "uncovered"
+    BREAKS_IMPORT = "breaks_import"
+    SURVIVED = "survived"
+    TOO_BROAD = "too_broad"
+    NO_F2P = "no_f2p"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+    TAMPERED = "tampered"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A bug: ``content`` are the new bytes of ``file``; ``covering`` the stable tests that run the changed lines."""
+
+    file: str
+    content: bytes
+    covering: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rejected:
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Validated:
+    """All that a task needs besides its statements, lineage and base tree."""
+
+    candidate: Candidate
+    gold_patch: bytes
+    f2p: tuple[str, ...]
+    p2p: tuple[str, ...]
+    p2p_excluded: dict[str, str]
+    hidden_files: tuple[str, ...]
+    failures: dict[str, Failure]
+    """How the fail-to-pass tests fail: what statements are made of."""
+    validation: Validation
+
+
+async def validate(
+    candidate: Candidate,
+    snapshot: Snapshot,
+    environment: Environment,
+    venv: Path,
+    sandboxes: Sandboxes,
+    baseline: Baseline,
+    config: ValidationConfig,
+) -> Validated | Rejected:
+    """Run the bug in one box until it is a task or has shown that it is none. A SandboxError goes to the caller."""
+    if is_test_path(candidate.file):
+        raise TaskError(f"{candidate.file} is a test: bugs go into sources")
+    start = time.monotonic()
+    clean = (snapshot.root / candidate.file).read_bytes()
+    if candidate.content == clean:
+        return Rejected(Reason.UNCHANGED, "the file is as it was")
+    stable = set(baseline.ids)
+    covering = tuple(t for t in candidate.covering if t in stable)[: config.max_p2p]
+    if not covering:
+        return Rejected(Reason.UNCOVERED, "no stable test runs the changed lines")
+    try:
+        compile(candidate.content, candidate.file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        return Rejected(Reason.BREAKS_IMPORT, f"{candidate.file}: {error}")
+    beside = tuple(t for t in baseline.touching(candidate.file) if t not in set(covering))
+    more = beside[: max(0, config.max_p2p - len(covering))]
+    try:
+        async with sandboxes.open(BoxSpec(snapshot.root, venv, config.limits, RUNNER)) as box:
+            await box.write_bytes(f"{REPO}/{candidate.file}", candidate.content)
+            runs = _Runs(box, config, plugins_of(environment))
+            first = await runs.next(covering)
+            if rejected := _early(first, covering, len(baseline.ids), config):
+                return rejected
+            later = []
+            for _ in range(config.bug_runs - 1):
+                later.append(await runs.next((*covering, *more)))
+                if rejected := _trouble(later[-1]):
+                    return rejected
+    except BoxKilled as error:
+        return Rejected(Reason.KILLED, f"the bug kills its box: {error}")
+    f2p, p2p, excluded = _sort_out(covering, more, first, later)
+    if not f2p:
+        return Rejected(Reason.NO_F2P, f"no test fails in all {config.bug_runs} runs")
+    if len(f2p) > config.max_f2p_share * len(baseline.ids):
+        return Rejected(Reason.TOO_BROAD, f"{len(f2p)} of {len(baseline.ids)} tests fail")
+    noop = any(judge(r.outcomes, f2p, [t for t in p2p if t in r.outcomes]) for r in (first, *later))
+    if noop:
+        raise TaskError(f"doing nothing would solve a bug in {candidate.file}: its tests do not see the checkout")
+    gold = await asyncio.to_thread(_gold_patch, candidate, clean)
+    excluded |= dict.fromkeys(beside[len(more) :], "beyond max_p2p")
+    return Validated(
+        candidate=candidate,
+        gold_patch=gold,
+        f2p=f2p,
+        p2p=p2p,
+        p2p_excluded=excluded,
+        hidden_files=tuple(sorted({file_of(t) for t in f2p})),
+        failures={t: first.failures[t] for t in f2p if t in first.failures},
+        validation=Validation(
+            bug_runs=config.bug_runs, gold_runs=baseline.runs, noop_resolved=noop, seconds=time.monotonic() - start
+        ),
+    )
+
+
+class _Runs:
+    """Runs in one box. The tree never changes between them, so they share bytecode; the hash seed does change."""
+
+    def __init__(self, box: Sandbox, config: ValidationConfig, plugins: Sequence[str]) -> None:
+        self.box, self.config, self.plugins, self.n = box, config, plugins, 0
+
+    async def next(self, ids: Sequence[str]) -> SuiteReport:
+        seed, self.n = self.n, self.n + 1
+        limits = self.config
+        return await run_suite(
+            self.box,
+            ids,
+            cpu_seconds=limits.cpu_seconds,
+            timeout=limits.wall_seconds,
+            hash_seed=seed,
+            plugins=self.plugins,
+            pycache="/tmp/pycache-bug",
+        )
+
+
+def _trouble(report: SuiteReport) -> Rejected | None:
+    if report.timed_out:
+        return Rejected(Reason.TIMEOUT, "the tests do not end with the bug")
+    if report.errors:
+        file, failure = next(iter(report.errors.items()))
+        return Rejected(Reason.BREAKS_IMPORT, f"{file}: {failure.crash[-300:]}")
+    if not report.complete:
+        return Rejected(Reason.KILLED, f"the test run does not come to its end: {report.output[-300:]}")
+    if not report.sentinels_ok:
+        return Rejected(Reason.TAMPERED, "a test that must fail passes, or one that must pass fails")
+    return None
+
+
+def _early(report: SuiteReport, covering: Sequence[str], suite: int, config: ValidationConfig) -> Rejected | None:
+    if rejected := _trouble(report):
+        return rejected
+    failing = sum(report.outcomes[t] in _FAILS for t in covering)
+    if not failing:
+        return Rejected(Reason.SURVIVED, f"all {len(covering)} covering tests pass")
+    if failing > config.max_f2p_share * suite:
+        return Rejected(Reason.TOO_BROAD, f"{failing} of {suite} tests fail")
+    return None
+
+
+def _sort_out(
+    covering: Sequence[str], more: Sequence[str], first: SuiteReport, later: Sequence[SuiteReport]
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
+    f2p, p2p, excluded = [], [], {}
+    for test in (*covering, *more):
+        runs = [r.outcomes[test] for r in (first, *later) if test in r.outcomes]
+        if all(o in _STAYS for o in runs):
+            p2p.append(test)
+        elif all(o in _FAILS for o in runs) and test in first.outcomes:
+            f2p.append(test)
+        else:
+            excluded[test] = f"with the bug: {', '.join(runs)}"
+    return tuple(f2p), tuple(p2p), excluded
+
+
+def _gold_patch(candidate: Candidate, clean: bytes) -> bytes:
+    patch = make_patch(candidate.file, candidate.content, clean)
+    with tempfile.TemporaryDirectory(prefix="frognano-gold-") as scratch:
+        tree = Path(scratch) / "repo"
+        tree.mkdir()
+        put(tree, candidate.file, candidate.content, 0o644)
+        apply_patch(patch, tree)
+        if (tree / candidate.file).read_bytes() != clean:
+            raise TaskError(f"the gold patch of {candidate.file} does not give the clean file back")
+    return patch
