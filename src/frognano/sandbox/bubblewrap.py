@@ -38,9 +38,7 @@ class BubblewrapSandboxes:
         self.scratch = make_scratch(scratch or scratch_root())
         self.bases = Bases(self.scratch)
         self.watchdog = Watchdog()
-        stage = self.scratch / "stage"
-        stage.mkdir(mode=0o755)
-        self.mounts = Mounts(find_bwrap(), _install_toolbox(self.scratch), stage)
+        self.mounts = Mounts(find_bwrap(), _install_toolbox(self.scratch))
 
     def open(self, spec: BoxSpec) -> BubblewrapSandbox:
         return BubblewrapSandbox(self, spec)

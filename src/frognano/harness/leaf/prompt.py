@@ -8,8 +8,8 @@ from frognano.records import Message
 
 SYSTEM = """\
 You are a software engineer at work on the repository in /repo. Do the task by calling tools: look at the code, \
-change it, and check the change by running it. There is nobody to ask. When the task is done, answer without calling a tool: \
-the repository is then judged as you leave it."""
+change it, and check the change by running it. There is nobody to ask. When the task is done, answer without \
+calling a tool: the repository is then judged as you leave it."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from . import wire
+
 CPU_POLL = 0.25
 _TICK = os.sysconf("SC_CLK_TCK")
 

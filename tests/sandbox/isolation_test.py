@@ -1,0 +1,140 @@
+"""What runs in a box must not see, reach or change anything outside of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from frognano.sandbox.base import BoxSpec, SandboxError
+from frognano.sandbox.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
+
+
+async def python(box: BubblewrapSandbox, code: str) -> str:
+    done = await box.exec(["python3", "-I", "-c", code])
+    return (done.stdout + done.stderr).decode().strip()
+
+
+async def test_the_network_is_reachable(box: BubblewrapSandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = await python(box, f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)")
+    assert "ConnectionRefusedError" in said
+    assert "Network is unreachable" in await python(
+        box, "import socket; socket.create_connection(('192.0.2.1', 80), 2)"
+    )
+
+
+async def test_loopback_is_down(box: BubblewrapSandbox) -> None:
+    code = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())"
+    assert await python(box, code + "; print('up')") == "up"
+
+
+async def test_a_process_of_the_box_has_the_uid_of_host_root(box: BubblewrapSandbox) -> None:
+    done = await box.exec(["sh", "-c", "exec sleep 54.321"], timeout=0.01)
+    assert done.timed_out
+    assert await python(box, "import os; print(os.getuid())") == "1000"
+    assert box._resident is not None
+    from frognano.sandbox.resident import tree
+
+    uids = [os.stat(f"/proc/{pid}/task").st_uid for pid in tree(box._resident.process.pid)]
+    status = Path(f"/proc/{tree(box._resident.process.pid)[-1]}/status").read_text()
+    real = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
+    assert real != 0, uids
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/dev/mem", "/usr/new", "/etc/passwd", "/new", "/dev/x"],
+)
+async def test_something_outside_of_the_workspace_is_writable(box: BubblewrapSandbox, path: str) -> None:
+    assert (await python(box, f"open({path!r}, 'ab')")).split(":")[0].rpartition("\n")[2] != ""
+    assert not (await python(box, f"open({path!r}, 'ab'); print('opened')")).endswith("opened")
+
+
+async def test_files_of_the_host_are_visible(box: BubblewrapSandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret")
+    assert "FileNotFoundError" in await python(box, f"open({str(secret)!r})")
+    for path in ("/home", "/var", "/etc/shadow", "/etc/hostname", "/sys", "/run/user", "/mnt"):
+        assert "FileNotFoundError" in await python(box, f"import os; os.stat({path!r})"), path
+    assert await python(box, "import os; print(sorted(os.listdir('/root')) if os.path.isdir('/root') else [])") in (
+        "[]",
+        "['.pyenv']",
+    )
+
+
+async def test_the_environment_of_the_host_leaks(
+    sandboxes: BubblewrapSandboxes, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FROG_API_KEY", "s3cret")
+    async with sandboxes.open(BoxSpec(workspace)) as box:
+        done = await box.exec(["sh", "-c", "env; cat /proc/*/environ; cat /proc/*/cmdline"])
+        assert b"s3cret" not in done.stdout
+        assert str(workspace).encode() not in done.stdout
+        assert b"Permission denied" in done.stderr  # /proc/1/environ
+
+
+async def test_processes_of_the_host_are_visible(box: BubblewrapSandbox) -> None:
+    pids = await python(box, "import os; print(sorted(int(p) for p in os.listdir('/proc') if p.isdigit()))")
+    assert eval(pids)[0] == 1
+    assert len(eval(pids)) == 2
+
+
+async def test_capabilities_are_left(box: BubblewrapSandbox) -> None:
+    status = await python(box, "print(open('/proc/self/status').read())")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == int(fields["CapInh"], 16) == 0
+    assert fields["NoNewPrivs"].strip() == "1"
+    assert fields["Seccomp"].strip() == "2"
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [
+        ("vsock", "import socket; socket.socket(40, socket.SOCK_STREAM)"),
+        ("vsock pair", "import socket; socket.socketpair(40)"),
+        ("raw packets", "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)"),
+        ("unshare", "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0"),
+        ("mount", "import ctypes; assert ctypes.CDLL(None).mount(b't', b'/tmp', b'tmpfs', 0, None) == 0"),
+        ("ptrace 1", "import ctypes; assert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0"),
+        ("memory of 1", "open('/proc/1/mem', 'r+b')"),
+        ("fds of 1", "import os; os.listdir('/proc/1/fd')"),
+        ("chroot", "import os; os.chroot('/tmp')"),
+    ],
+)
+async def test_a_door_is_open(box: BubblewrapSandbox, what: str, code: str) -> None:
+    assert "Error" in await python(box, code), what
+
+
+async def test_the_resident_can_be_killed_from_inside(box: BubblewrapSandbox) -> None:
+    await box.exec(["bash", "-c", "kill -9 1; kill -STOP 1; kill -9 -1; kill -9 $PPID"])
+    assert (await box.exec(["echo", "alive"])).stdout == b"alive\n"
+
+
+async def test_a_read_only_bind_is_writable_or_a_secret_home_unreachable(
+    sandboxes: BubblewrapSandboxes, workspace: Path, tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed"
+    (closed / "data").mkdir(parents=True)
+    (closed / "data/x").write_text("x")
+    closed.chmod(0o700)
+    async with sandboxes.open(BoxSpec(workspace, read_only={"/opt/data": closed / "data"})) as box:
+        assert await box.read_bytes("/opt/data/x") == b"x"
+        with pytest.raises(OSError, match="Read-only"):
+            await box.write_bytes("/opt/data/x", b"y")
+
+
+async def test_the_workspace_of_the_host_changes(box: BubblewrapSandbox, workspace: Path) -> None:
+    await box.exec(["sh", "-c", "rm -rf README.md pkg; echo new > new"])
+    assert (workspace / "README.md").exists()
+    assert (workspace / "pkg/mod.py").exists()
+    assert not (workspace / "new").exists()
+
+
+async def test_a_missing_workspace_is_no_infrastructure_error(sandboxes: BubblewrapSandboxes, tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="not a directory"):
+        async with sandboxes.open(BoxSpec(tmp_path / "none")):
+            pass
