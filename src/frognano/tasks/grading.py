@@ -17,6 +17,7 @@ from frognano.records import Outcome, Status, Task, Verdict
 from frognano.sandbox.base import BoxKilled, BoxSpec, Limits, Sandbox, SandboxError, Sandboxes
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import apply_patch
+from frognano.tasks.harbor import pack
 from frognano.tasks.snapshot import is_test_path
 from frognano.tasks.suite import RUNNER, SuiteReport, file_of, plugins_of, run_suite
 from frognano.tasks.trees import Trees, put
@@ -84,7 +85,8 @@ class Grader:
                 return Verdict(status=Status.PATCH_FAILED, evidence=str(error))
             evidence = [f"taken back: {', '.join(taken_back[:8])}"] if taken_back else []
             try:
-                async with self.sandboxes.open(BoxSpec(tree, environment, self.config.limits, RUNNER)) as box:
+                async with self.sandboxes.open(BoxSpec(base, environment, self.config.limits, RUNNER)) as box:
+                    await _fill(box, base, tree)
                     return await self._run(task, box, evidence)
             except BoxKilled as error:
                 evidence.append(f"the box was killed by what ran in it: {error}")
@@ -115,6 +117,21 @@ class Grader:
     async def _suite(self, task: Task, box: Sandbox, ids: Sequence[str]) -> SuiteReport:
         limits, plugins = self.config, plugins_of(task.environment)
         return await run_suite(box, ids, cpu_seconds=limits.cpu_seconds, timeout=limits.wall_seconds, plugins=plugins)
+
+
+async def _fill(box: Sandbox, base: Path, tree: Path) -> None:
+    """Make the judged tree in a fresh box over ``base``, which boxes know already: a whole new workspace costs more."""
+    changed = await asyncio.to_thread(_changed, base, tree)
+    kept = {name: _packable(tree / name) for name in changed if (tree / name).is_symlink() or (tree / name).is_file()}
+    gone = "\0".join(changed).encode()
+    for argv, stdin in ((["xargs", "-0r", "rm", "-rf", "--"], gone), (["tar", "-xzf", "-"], pack(kept))):
+        done = await box.exec(argv, stdin=stdin)
+        if done.exit_code != 0:
+            raise SandboxError(f"{argv[0]} failed in a fresh box: {done.stderr[-300:].decode(errors='replace')}")
+
+
+def _packable(file: Path) -> tuple[bytes | Path, int]:
+    return (file.readlink(), 0o777) if file.is_symlink() else (file.read_bytes(), file.stat().st_mode & 0o777)
 
 
 def _trouble(report: SuiteReport, evidence: list[str]) -> Status | None:
