@@ -101,7 +101,7 @@ async def test_demonstrations_come_in_the_wrong_place(run: Any) -> None:
     assert t.messages == (*shown, Message(role="user", content="<task>Make x {2}.</task>"))
     assert t.harness == "leaf/1/pocket"
     assert t.patch == b""
-    with pytest.raises(ValueError, match="no .text."):
+    with pytest.raises(ValueError, match=r"no .text."):
         LeafPrompt(task_format="x")
 
 

@@ -49,7 +49,7 @@ CHANGES = {
     "odd names": "for n in $'q\"uote' $'back\\\\slash' caf\u00e9 $'new\\nline' $'\\xff'; do echo x > \"$n\"; done",
     "mtime put back": "touch -r README.md /tmp/t; sed -i s/title/TITLE/ README.md; touch -r /tmp/t README.md",
     "unreadable": "echo x > secret; chmod 0 secret; mkdir d; echo y > d/y; chmod 0 d",
-    "attributes": "printf '* text eol=lf\\n*.txt filter=evil diff=evil\\n' > .gitattributes; printf 'a\\r\\n' > crlf.txt",
+    "attributes": "printf '* text eol=lf\\n*.txt filter=evil\\n' > .gitattributes; printf 'a\\r\\n' > crlf.txt",
     "hard link": "ln README.md hard.md",
 }  # fmt: skip
 
@@ -87,10 +87,11 @@ async def test_nothing_changed_gives_a_patch(box: BubblewrapSandbox) -> None:
 
 
 async def test_junk_and_ignored_files_get_into_the_patch(box: BubblewrapSandbox) -> None:
-    await box.exec(
-        ["bash", "-c", "mkdir -p pkg/__pycache__ .pytest_cache build; echo > pkg/__pycache__/a.pyc; echo > .pytest_cache/x;"
-         "echo > build/x; echo > a.log; mkfifo pipe; echo '*' > .gitignore; echo > kept.py"]
-    )  # fmt: skip
+    junk = "pkg/__pycache__/a.pyc .pytest_cache/x build/x a.log"
+    make = (
+        f"for f in {junk}; do mkdir -p $(dirname $f); echo > $f; done; mkfifo p; echo '*' > .gitignore; echo > kept.py"
+    )
+    await box.exec(["bash", "-c", make])
     patch = await box.diff()
     named = sorted(line.split()[-1] for line in patch.splitlines() if line.startswith(b"diff --git"))
     assert named == [b"b/.gitignore", b"b/kept.py"]  # its own .gitignore hides nothing
@@ -99,8 +100,9 @@ async def test_junk_and_ignored_files_get_into_the_patch(box: BubblewrapSandbox)
 async def test_committed_work_is_lost(sandboxes: BubblewrapSandboxes, workspace: Path) -> None:
     async with sandboxes.open(BoxSpec(workspace)) as box:
         git = "git -c user.name=a -c user.email=a@b"
-        done = await box.exec(["bash", "-ec", f"git init -q; git add -A; {git} commit -qm base; echo 'x = 1' > new.py;"
-                               f"git add new.py; {git} commit -qm work; git reset -q --hard; {git} commit --amend; git log"])  # fmt: skip
+        first = f"git init -q; git add -A; {git} commit -qm base; echo 'x = 1' > new.py; git add new.py"
+        then = f"{git} commit -qm work; git reset -q --hard; {git} commit --amend; git log"  # no editor, no pager
+        done = await box.exec(["bash", "-ec", f"{first}; {then}"])
         assert done.exit_code == 0, done.stderr
         patch = await box.diff()
         assert b"+x = 1" in patch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from frognano.sandbox.base import BoxSpec, SandboxError
 from frognano.sandbox.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
+from frognano.sandbox.resident import tree
 
 
 async def python(box: BubblewrapSandbox, code: str) -> str:
@@ -33,34 +33,33 @@ async def test_loopback_is_down(box: BubblewrapSandbox) -> None:
 
 
 async def test_a_process_of_the_box_has_the_uid_of_host_root(box: BubblewrapSandbox) -> None:
-    done = await box.exec(["sh", "-c", "exec sleep 54.321"], timeout=0.01)
-    assert done.timed_out
     assert await python(box, "import os; print(os.getuid())") == "1000"
     assert box._resident is not None
-    from frognano.sandbox.resident import tree
-
-    uids = [os.stat(f"/proc/{pid}/task").st_uid for pid in tree(box._resident.process.pid)]
     status = Path(f"/proc/{tree(box._resident.process.pid)[-1]}/status").read_text()
     real = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("Uid:"))
-    assert real != 0, uids
+    assert real != 0
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/dev/mem", "/usr/new", "/etc/passwd", "/new", "/dev/x"],
-)
-async def test_something_outside_of_the_workspace_is_writable(box: BubblewrapSandbox, path: str) -> None:
-    assert (await python(box, f"open({path!r}, 'ab')")).split(":")[0].rpartition("\n")[2] != ""
-    assert not (await python(box, f"open({path!r}, 'ab'); print('opened')")).endswith("opened")
+async def test_something_outside_of_the_workspace_is_writable(box: BubblewrapSandbox) -> None:
+    paths = [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sysrq-trigger",
+        "/dev/mem",
+        "/usr/x",
+        "/etc/passwd",
+        "/x",
+        "/dev/x",
+    ]
+    code = "for path in %r:\n  try: open(path, 'ab'); print(path)\n  except OSError: pass"
+    assert await python(box, code % paths) == ""
 
 
 async def test_files_of_the_host_are_visible(box: BubblewrapSandbox, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("s3cret")
-    assert "FileNotFoundError" in await python(box, f"open({str(secret)!r})")
-    for path in ("/home", "/var", "/etc/shadow", "/etc/hostname", "/sys", "/run/user", "/mnt"):
-        assert "FileNotFoundError" in await python(box, f"import os; os.stat({path!r})"), path
-    assert await python(box, "import os; print(sorted(os.listdir('/root')) if os.path.isdir('/root') else [])") in (
+    (tmp_path / "secret").write_text("s3cret")
+    paths = [str(tmp_path), "/home", "/var", "/etc/shadow", "/etc/hostname", "/sys", "/run/user", "/mnt"]
+    assert await python(box, f"import os; print([p for p in {paths!r} if os.path.lexists(p)])") == "[]"
+    assert (await python(box, "import os; print(os.path.isdir('/root') and os.listdir('/root'))")) in (
+        "False",
         "[]",
         "['.pyenv']",
     )
@@ -91,22 +90,26 @@ async def test_capabilities_are_left(box: BubblewrapSandbox) -> None:
     assert fields["Seccomp"].strip() == "2"
 
 
-@pytest.mark.parametrize(
-    ("what", "code"),
-    [
-        ("vsock", "import socket; socket.socket(40, socket.SOCK_STREAM)"),
-        ("vsock pair", "import socket; socket.socketpair(40)"),
-        ("raw packets", "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)"),
-        ("unshare", "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0"),
-        ("mount", "import ctypes; assert ctypes.CDLL(None).mount(b't', b'/tmp', b'tmpfs', 0, None) == 0"),
-        ("ptrace 1", "import ctypes; assert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0"),
-        ("memory of 1", "open('/proc/1/mem', 'r+b')"),
-        ("fds of 1", "import os; os.listdir('/proc/1/fd')"),
-        ("chroot", "import os; os.chroot('/tmp')"),
-    ],
-)
-async def test_a_door_is_open(box: BubblewrapSandbox, what: str, code: str) -> None:
-    assert "Error" in await python(box, code), what
+DOORS = {
+    "vsock": "socket.socket(40, socket.SOCK_STREAM)",
+    "vsock pair": "assert libc.socketpair(40, 1, 0, pair) == 0",
+    "raw packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "unshare": "assert libc.unshare(0x10000000) == 0",
+    "mount": "assert libc.mount(b't', b'/tmp', b'tmpfs', 0, None) == 0",
+    "ptrace 1": "assert libc.ptrace(16, 1, 0, 0) == 0",
+    "memory of 1": "open('/proc/1/mem', 'r+b')",
+    "fds of 1": "os.listdir('/proc/1/fd')",
+    "root of 1": "os.listdir('/proc/1/root')",
+    "chroot": "os.chroot('/tmp')",
+}
+
+
+async def test_a_door_is_open(box: BubblewrapSandbox) -> None:
+    head = "import ctypes, os, socket\nlibc = ctypes.CDLL(None)\npair = (ctypes.c_int * 2)()\n"
+    tries = [
+        f"try:\n  {code}\n  print({name!r})\nexcept (OSError, AssertionError): pass\n" for name, code in DOORS.items()
+    ]
+    assert await python(box, head + "".join(tries) + "print('tried')") == "tried"
 
 
 async def test_the_resident_can_be_killed_from_inside(box: BubblewrapSandbox) -> None:

@@ -51,7 +51,7 @@ async def test_after_a_normal_end(sandboxes: BubblewrapSandboxes, workspace: Pat
 
 async def test_after_an_error_and_a_cancellation(sandboxes: BubblewrapSandboxes, workspace: Path) -> None:
     mark = "7002.5"
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with sandboxes.open(BoxSpec(workspace)) as box:
             await box.exec(["sh", "-c", f"sleep {mark} &"])
             raise ZeroDivisionError

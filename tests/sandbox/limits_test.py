@@ -80,9 +80,9 @@ async def test_the_disk_fills(box: BubblewrapSandbox, place: str) -> None:
 async def test_a_workspace_that_does_not_fit_is_scored(
     sandboxes: BubblewrapSandboxes, workspace: Path, small: Limits
 ) -> None:
-    (workspace / "big").write_bytes(b"x" * (30 << 20))
+    (workspace / "big").write_bytes(b"x" * (3 << 20))
     with pytest.raises(SandboxError, match="does not fit"):
-        async with sandboxes.open(BoxSpec(workspace, limits=small)):
+        async with sandboxes.open(BoxSpec(workspace, limits=small.model_copy(update={"disk_mb": 2}))):
             pass
 
 

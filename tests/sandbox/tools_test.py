@@ -171,10 +171,8 @@ class TestBash:
         assert time.monotonic() - started < 20
 
     async def test_a_server_started_in_one_call_is_gone_in_the_next(self, tool: Tool) -> None:
-        await tool(
-            "Bash",
-            command="python3 -I -m http.server 8000 2>&1 &\nfor i in {1..50}; do sleep .1; (: > /dev/tcp/127.0.0.1/8000) && break; done 2>/dev/null",
-        )
+        wait = "for i in {1..50}; do sleep .1; (: > /dev/tcp/127.0.0.1/8000) && break; done 2>/dev/null"
+        await tool("Bash", command=f"python3 -I -m http.server 8000 2>&1 &\n{wait}")
         code = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/README.md').status)"
         for _ in range(2):
             assert (await tool("Bash", command=f'python3 -I -c "{code}"'))[1] == "200\n[exit code 0]"

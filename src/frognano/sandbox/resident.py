@@ -95,7 +95,10 @@ class Resident:
                 if head_size + payload_size > most:
                     self._die("the box sent more than it may")
                 reply: dict[str, Any] = json.loads(await self._reader.readexactly(head_size))
-                return reply, await self._reader.readexactly(payload_size)
+                body = await self._reader.readexactly(payload_size)
+                if self.killed:  # what is told of a dying box is not what happened
+                    self._die(self.killed)
+                return reply, body
         except (asyncio.IncompleteReadError, ConnectionError) as e:
             self._die(self.killed or "the resident process is gone", e)
         except TimeoutError as e:

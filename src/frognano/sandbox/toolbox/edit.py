@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from .files import open_regular, replace, resolve
 
 _MAX_SHOWN = 10
@@ -78,6 +76,8 @@ def _ambiguous(path: str, text: str, numbers: list[int]) -> str:
 
 def _missing(path: str, text: str, old: str) -> str:
     """The nearest text with its line numbers, and what differs."""
+    import difflib  # only here: it would slow the start of every box
+
     head = f"old_string is not in {path}; nothing was changed."
     lines, wanted = text.split("\n"), old.strip("\n").split("\n")
     if len(lines) > _SEARCHED_LINES:

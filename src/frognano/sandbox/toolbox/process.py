@@ -8,10 +8,13 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
 
 from . import wire
+
+TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
 CPU_POLL = 0.25
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -103,7 +106,12 @@ class Processes:
         started = time.monotonic()
         out_read, out_write = os.pipe()
         err_read, err_write = (out_read, out_write) if merge else os.pipe()
-        pid = self._start(argv, cwd, env, stdin, out_write, err_write)
+        try:
+            pid = self._start(argv, cwd, env, stdin, out_write, err_write)
+        except OSError:
+            for fd in {out_read, err_read}:
+                os.close(fd)
+            raise
         for fd in {out_write, err_write}:
             os.close(fd)
         captures = {out_read: Capture(output_bytes)}
@@ -161,6 +169,8 @@ class Processes:
     def _start(
         self, argv: Sequence[str], cwd: str, env: dict[str, str], stdin: bytes, out_write: int, err_write: int
     ) -> int:
+        """Spawn in a new session. What spawn cannot set, the child inherits from us: we have one thread, and no signal
+        but the host's reaches PID 1."""
         stdin_fd = os.open(os.devnull, os.O_RDONLY)
         if stdin:
             os.close(stdin_fd)
@@ -169,40 +179,30 @@ class Processes:
             while view:
                 view = view[os.write(stdin_fd, view) :]
             os.lseek(stdin_fd, 0, os.SEEK_SET)
-        error_read, error_write = os.pipe()
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        streams = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin_fd, out_write, err_write))]
+        defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD]
+
+        def spawn() -> int:
+            program = _find(argv[0], env.get("PATH", os.defpath))
+            return os.posix_spawn(program, list(argv), env, file_actions=streams, setsid=True, setsigdef=defaults)
+
         try:
-            pid = os.fork()
-        except BlockingIOError:  # a fork bomb of an earlier command holds every process: it goes first
-            self._kill_everything()
-            pid = os.fork()
-        if pid == 0:
+            os.chdir(cwd)
+            resource.setrlimit(resource.RLIMIT_CPU, (int(self.cpu_seconds) + 1, hard))
             try:
-                os.setsid()
-                for source, target in ((stdin_fd, 0), (out_write, 1), (err_write, 2)):
-                    os.dup2(source, target)
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                seconds = int(self.cpu_seconds) + 1
-                resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-                os.chdir(cwd)
-                os.execvpe(argv[0], list(argv), env)
-            except BaseException as e:
-                os.write(error_write, f"{getattr(e, 'errno', 0) or 0} {e}".encode("utf-8", "replace"))
-            finally:
-                os._exit(127)
-        os.close(stdin_fd)
-        os.close(error_write)
-        error = b""
-        while part := os.read(error_read, 4096):
-            error += part
-        os.close(error_read)
-        if error:
-            errno, _, text = error.decode("utf-8", "replace").partition(" ")
+                return spawn()
+            except BlockingIOError:  # a fork bomb of an earlier command holds every process: it goes first
+                self._kill_everything()
+                return spawn()
+        except OSError:
             for fd in {out_write, err_write}:
                 os.close(fd)
-            raise OSError(int(errno), text)
-        return pid
+            raise
+        finally:
+            os.close(stdin_fd)
+            resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
+            os.chdir("/")
 
     def _cpu(self) -> float:
         """CPU seconds of the whole box: what was reaped and what lives."""
@@ -255,6 +255,17 @@ def _processes() -> dict[int, list[bytes]]:
             if stat and stat[0] not in (b"Z", b"X"):
                 table[int(name)] = stat
     return table
+
+
+def _find(program: str, path: str) -> str:
+    """The file that a shell would run."""
+    if "/" not in program:
+        for directory in path.split(":"):
+            candidate = os.path.join(directory, program)
+            if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+                return candidate
+        raise FileNotFoundError(2, "No such command", program)
+    return program
 
 
 def _read(fd: int) -> bytes | None:

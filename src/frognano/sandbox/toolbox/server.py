@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from typing import Any
 
 from . import wire
 from .process import Processes
 from .tools import Tools
 from .tree import Tree
+
+TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Server:

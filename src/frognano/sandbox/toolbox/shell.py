@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
-from typing import Any
+import contextlib
+import itertools
+import os
 
 from .process import Processes
+
+TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
+if TYPE_CHECKING:
+    from typing import Any
 
 OUTPUT_CHARS = 30_000
 DEFAULT_SECONDS = 120.0
@@ -19,10 +24,7 @@ def bash(
     encoded = command.encode("utf-8")
     argv = ["/bin/bash", "-c", command]
     if len(encoded) > _ARGUMENT_BYTES:
-        fd, path = tempfile.mkstemp(prefix="command-", suffix=".sh", dir="/tmp")
-        with open(fd, "wb") as f:
-            f.write(encoded)
-        argv = ["/bin/bash", path]
+        argv = ["/bin/bash", _save("command", encoded)]
     seconds = min(float(timeout), config["wall_seconds"])
     done = processes.run(argv, config["repo"], config["env"], seconds, config["output_bytes"], merge=True)
     text = _cut(done["stdout"])
@@ -44,12 +46,21 @@ def _cut(output: bytes) -> str:
     if len(text) <= OUTPUT_CHARS:
         return text
     where = ""
-    try:
-        fd, path = tempfile.mkstemp(prefix="output-", suffix=".txt", dir="/tmp")
-        with open(fd, "wb") as f:
-            f.write(output)
-        where = f"; all of it is in {path}"
-    except OSError:  # the disk of the box is full: the cut text must do
-        pass
+    with contextlib.suppress(OSError):  # the disk of the box is full: the cut text must do
+        where = f"; all of it is in {_save('output', output)}"
     half = OUTPUT_CHARS // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters cut{where} ...]\n{text[-half:]}"
+
+
+def _save(kind: str, data: bytes) -> str:
+    """A new file in /tmp, short to name."""
+    for i in itertools.count(1):
+        path = f"/tmp/{kind}-{i}.txt"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            continue
+        with open(fd, "wb") as f:
+            f.write(data)
+        return path
+    raise AssertionError

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from .edit import edit
 from .files import glob, read, write
 from .process import Processes
 from .shell import bash
+
+TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _TEXT, _COUNT, _FLAG, _SECONDS = "a string", "a whole number from 1", "true or false", "a number of seconds above 0"
 PARAMETERS = {

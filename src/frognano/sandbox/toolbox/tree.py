@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
 
 JUNK = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
 _CLOCK_REALTIME_COARSE = 5  # the clock of file times

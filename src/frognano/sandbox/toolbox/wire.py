@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 HEADER = struct.Struct(">IQ")
 
