@@ -20,6 +20,8 @@ from frognano.tasks.repository import RepositoryConfig
 
 _JUNK_FOLDERS = {".git", "__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".tox", ".venv"}
 
+_WRONG_HASH = "DO NOT MATCH THE HASHES"
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -105,23 +107,17 @@ def _checked(repository: RepositoryConfig, place: Path) -> Snapshot:
 def _from_sdist(repository: RepositoryConfig, tree: Path, scratch: Path) -> None:
     name = f"{repository.name}=={repository.version}"
     (scratch / "requirements.txt").write_text(f"{name} --hash=sha256:{repository.sha256}\n")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "-q",
-        "--no-deps",
-        "--no-binary",
-        ":all:",
-    ]
-    command = [*pip, "--require-hashes", "-r", "requirements.txt", "-d", "sdist"]
-    # pip asks the build backend for metadata; it gets no say in our environment, and its processes none in our imports
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps"]
+    pip += ["--no-binary", ":all:", "--require-hashes", "-r", "requirements.txt", "-d", "sdist"]
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PIP_REQUIRE_VIRTUALENV")}
-    done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, timeout=600)
+    # pip asks the build backend for metadata that we do not need: with one of ours in a moment, else in an environment
+    # that it makes for it
+    for isolation in (["--no-build-isolation"], []):
+        done = subprocess.run([*pip, *isolation], cwd=scratch, env=env, capture_output=True, text=True, timeout=600)
+        if done.returncode == 0 or _WRONG_HASH in done.stderr:
+            break
     archives = [p for p in (scratch / "sdist").glob("*") if p.name.endswith((".tar.gz", ".tgz", ".zip"))]
-    if "DO NOT MATCH THE HASHES" in done.stderr:
+    if _WRONG_HASH in done.stderr:
         raise TaskError(f"{name}: the sdist has another checksum than the pinned one; do not use it, or pin anew")
     if done.returncode or len(archives) != 1:
         raise TaskError(f"{name}: pip found no sdist of it: {done.stderr.strip()[-300:]}")
