@@ -1,8 +1,9 @@
 """Allocation: whom the next rollouts go to. Signal is scarce, so classes that never gave a learnable task cost little.
 
-A class is (operator, rung). The share of its screened tasks that fell strictly between 0 and 1 has a Beta posterior around
-the share over all classes; each waiting screen draws once from its class (Thompson sampling) and the highest draws are
-served. Tasks that have passed their screen come first: they are the likeliest to be admitted. Deterministic for a seed.
+A class is (operator, rung). The share of its screened tasks that fell strictly between 0 and 1 has a Beta posterior
+around the share over all classes; each waiting screen draws once from its class (Thompson sampling) and the highest
+draws are served. Tasks that have passed their screen come first: they are the likeliest to be admitted. Deterministic
+for a seed.
 """
 
 from __future__ import annotations
@@ -64,10 +65,9 @@ def allocate(waiting: Sequence[Waiting], book: ClassBook, budget: int, seed: int
 
 
 def saturated(outcomes: Iterable[Sequence[bool]], streak: int) -> int:
-    """The task's training groups of this iteration, oldest first, end in ``streak`` equal ones: +1 solved always, −1 never.
+    """+1 if the last ``streak`` training groups (oldest first) were all solved, −1 if none of them ever was, else 0.
 
-    +1 asks for a less specific rung, −1 for a more specific one; 0 is still learnable. Empty groups (infrastructure) are
-    no evidence.
+    +1 asks for a less specific rung, −1 for a more specific one. Empty groups (infrastructure) are no evidence.
     """
     groups = [g for g in outcomes if g]
     last = groups[-streak:]
@@ -78,8 +78,18 @@ def saturated(outcomes: Iterable[Sequence[bool]], streak: int) -> int:
     return -1 if not any(any(g) for g in last) else 0
 
 
+def next_rung(rungs: Sequence[int], rung: int, saturation: int) -> int | None:
+    """Where a saturated task goes: the neighbouring rung, or None when it is to be retired."""
+    if saturation == 0:
+        return rung
+    beyond = [r for r in rungs if (r < rung if saturation > 0 else r > rung)]
+    if not beyond:
+        return None
+    return max(beyond) if saturation > 0 else min(beyond)
+
+
 def step_weight(k: int, n: int) -> float:
-    """Weight of a task in the draw of a training batch: learnable 1, unseen 0.5, never solved 0.15, always solved 0.05."""
+    """Weight in the draw of a training batch: learnable 1, unseen 0.5, never solved 0.15, always solved 0.05."""
     if n == 0:
         return 0.5
     return 0.15 if k == 0 else 0.05 if k == n else 1.0

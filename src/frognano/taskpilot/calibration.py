@@ -1,9 +1,9 @@
 """Calibration: the decision process of one task against the current policy, as a pure function of its evaluations.
 
-Screen with few rollouts; if the task looks learnable, confirm on fresh ones, and only those decide (samples that triggered a
-refinement, or the wish to confirm, are selected and would flatter: the winner's curse). Too hard moves to a more specific
-rung, too easy to a less specific one, no rung twice, a bounded number of moves. Evaluations made with another policy,
-harness or budget are ignored.
+Screen with few rollouts; if the task looks learnable, confirm on fresh ones, and only those decide: samples that
+triggered a refinement or a confirmation are selected and would flatter (the winner's curse). Too hard moves to a more
+specific rung, too easy to a less specific one, no rung twice, a bounded number of moves. Evaluations made with
+another policy, harness or budget are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CalibrationConfig(BaseModel):
     screen_n: int = Field(4, ge=1)
     confirm_n: int = Field(8, ge=2)
     max_refinements: int = Field(2, ge=0)
-    start_rung: int = Field(4, ge=0)
+    start_rung: int | None = Field(None, ge=0, description="Or the nearest that a task has; none: the rung it bears.")
     rule: AdmissionRule = Field(default_factory=lambda: AdmissionRule.model_validate({}))
 
 
@@ -84,7 +84,11 @@ class Calibration:
 
 
 def calibrate(
-    evaluations: Iterable[PolicyEvaluation], rungs: Sequence[int], binding: Binding, config: CalibrationConfig
+    evaluations: Iterable[PolicyEvaluation],
+    rungs: Sequence[int],
+    start: int,
+    binding: Binding,
+    config: CalibrationConfig,
 ) -> Calibration:
     """Replays the bound evaluations; the next action follows from them alone, so it is the same after a restart."""
     counts: dict[tuple[int, str], tuple[int, int]] = {}
@@ -92,7 +96,7 @@ def calibrate(
         if binding.holds(e):
             k, n = counts.get((e.rung, e.stage), (0, 0))
             counts[e.rung, e.stage] = (k + e.k, n + e.n)
-    rung = min(rungs, key=lambda r: (abs(r - config.start_rung), -r))
+    rung = min(rungs, key=lambda r: (abs(r - start), -r))
     moves: list[Move] = []
     tried = {rung}
     while True:

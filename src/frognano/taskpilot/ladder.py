@@ -1,9 +1,9 @@
 """The statement ladder: one bug told at rising specificity, never with its repair.
 
-0 symptom · 1 contract with the failing example · 2 file · 3 function with its code · 4 faulty line · 5 kind of mistake.
-A statement that held the repair taught the policy to copy, not to repair (DESIGN.md): every rung is checked against
-the gold lines. Where code around the bug happens to hold a gold line, that line is cut from what is shown; a rung that
-cannot be told without it is refused (``statement_leak``).
+0 symptom · 1 contract with the failing example · 2 file · 3 function with its code · 4 faulty line · 5 kind of
+mistake. A statement that held the repair taught the policy to copy, not to repair (DESIGN.md): every rung is checked
+against the gold lines. Where code around the bug happens to hold a gold line, that line is cut from what is shown; a
+rung that cannot be told without it is refused (``statement_leak``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ledger: every decision on a task and every refused candidate, in order. The run store implements it; here it is memory."""
+"""Ledger: every decision on a task and every refused candidate, in order. The run store implements it."""
 
 from __future__ import annotations
 

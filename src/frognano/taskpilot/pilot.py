@@ -1,8 +1,9 @@
 """The pilot: from a stream of validated candidates to tasks that the current policy can learn from.
 
 The run is a deterministic function of the order in which candidates arrived and of the outcomes of rollouts. Both are
-written to the ledger before they are used, so a restart replays the same run from the ledger and goes on where it stopped:
-nothing is measured twice, nothing is admitted twice, and the admitted ids are those of a run that was never killed.
+written to the ledger before they are used: a restart replays the same run from the ledger and goes on where it
+stopped, nothing is measured twice, nothing is admitted twice, and the admitted ids are those of a run that was never
+killed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from frognano.taskpilot.calibration import (
     Confirm,
     Drop,
     Move,
-    Screen,
     calibrate,
 )
 from frognano.taskpilot.dedupe import task_key
@@ -50,7 +50,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Run ``task`` (at its rung) ``n`` times. Rollouts are numbered from ``start``; a number is never asked for twice."""
+    """Run ``task`` (at its rung) ``n`` times. Rollouts are numbered from ``start``; no number is asked for twice."""
 
     task: Task
     n: int
@@ -102,9 +102,11 @@ async def run_pilot(
     binding: Binding,
     config: PilotConfig,
     seen: Collection[str] = (),
+    again: Collection[str] = (),
 ) -> PilotResult:
-    """``seen`` holds bug keys that other iterations admitted; those that this ledger knows are added."""
-    return await _Pilot(next_validated, measure, ledger, binding, config, seen).run()
+    """``seen`` holds bug keys that other iterations admitted; those that this ledger knows are added. ``again`` names
+    the tasks that come back on purpose (saturated in training): they are calibrated anew though their bug was seen."""
+    return await _Pilot(next_validated, measure, ledger, binding, config, seen, again).run()
 
 
 class _Pilot:
@@ -116,6 +118,7 @@ class _Pilot:
         binding: Binding,
         config: PilotConfig,
         seen: Collection[str],
+        again: Collection[str],
     ) -> None:
         self.next_validated, self.measure, self.ledger = next_validated, measure, ledger
         self.binding, self.config = binding, config
@@ -124,6 +127,7 @@ class _Pilot:
         self.known: dict[tuple[str, str, int], Decision] = {}
         self.arrivals: list[str] = []
         self.seen = set(seen)
+        self.again = set(again)
         for d in every:
             if d.detail["scope"] != self.scope:
                 if d.action == "admit":
@@ -168,7 +172,7 @@ class _Pilot:
                 self.arrivals.append(task.id)
             self.arrived += 1
             key = task_key(task)
-            if key in self.seen:
+            if key in self.seen and task.id not in self.again:
                 self.ledger.reject(task.id, "duplicate_bug", key)
                 continue
             self.seen.add(key)
@@ -199,7 +203,8 @@ class _Pilot:
 
     def _calibration(self, held: _Held) -> Calibration:
         rungs = [s.rung for s in held.task.statements]
-        return calibrate(held.evaluations, rungs, self.binding, self.config)
+        start = held.task.rung if self.config.start_rung is None else self.config.start_rung
+        return calibrate(held.evaluations, rungs, start, self.binding, self.config)
 
     async def _round(self) -> bool:
         """One batch of rollouts and what follows from it. False when the budget does not pay for any."""
@@ -320,6 +325,3 @@ class _Pilot:
             rates[e.rung] = (k + e.k, n + e.n)
         self.rates[held.task.id] = [k / n for k, n in rates.values()]
         del self.held[held.task.id]
-
-
-__all__ = ["Admitted", "PilotConfig", "PilotResult", "Rejected", "Request", "Screen", "run_pilot"]

@@ -1,6 +1,7 @@
 """Posterior: what k successes of n rollouts say about a pass rate. Beta(k + prior, n − k + prior), no dependency.
 
-The regularised incomplete beta function I_x(a, b) is the continued fraction of Numerical Recipes §6.4 (modified Lentz).
+The regularised incomplete beta function I_x(a, b) is the continued fraction of Numerical Recipes §6.4 (modified
+Lentz).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import libcst as cst
-from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
+from libcst.metadata import CodePosition, CodeRange, MetadataWrapper, PositionProvider
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -61,8 +61,13 @@ class Source:
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """Characters of the node without its own parentheses."""
         r = self.positions[node]
-        start = self.line_starts[r.start.line - 1] + r.start.column
-        return start, self.line_starts[r.end.line - 1] + r.end.column
+        return self._offset(r.start), self._offset(r.end)
+
+    def _offset(self, at: CodePosition) -> int:
+        """libcst ends a file without a final newline in a line that is not there."""
+        if at.line > len(self.line_starts):
+            return len(self.text)
+        return min(self.line_starts[at.line - 1] + at.column, len(self.text))
 
     def whole(self, node: cst.BaseExpression) -> tuple[int, int]:
         """Characters of the expression with its own parentheses."""
@@ -80,7 +85,7 @@ class Source:
 
     def lines(self, node: cst.CSTNode) -> tuple[int, int]:
         r = self.positions[node]
-        return r.start.line, r.end.line
+        return r.start.line, min(r.end.line, len(self.line_starts))
 
     def line_of(self, offset: int) -> int:
         """1-based number of the line that holds the character."""
