@@ -107,19 +107,32 @@ class Mounts:
         args += ["--size", disk, "--perms", "1777", "--tmpfs", "/tmp", "--size", disk, "--tmpfs", REPO]
         for destination, source in binds.items():
             args += ["--ro-bind", source, destination]
+        for link, target in _links(spec.environment).items():
+            args += ["--symlink", target, link]
         args += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", REPO]
         if "seccomp" in fds:
             args += ["--seccomp", str(fds["seccomp"])]
         return args
 
 
-def _prefixes(environment: Path | None) -> list[Path]:
-    """Installation prefixes outside of /usr that the interpreter needs: one for each hop of its chain of links."""
-    hops = [interpreter(environment)]
-    link = environment / "bin" / "python" if environment is not None else hops[0]
+def _hops(environment: Path | None) -> list[Path]:
+    """The chain of links from the environment's python to the interpreter, without the environment's own."""
+    hops: list[Path] = []
+    link = environment.absolute() / "bin" / "python" if environment is not None else interpreter(None)
     while link.is_symlink():
         link = Path(os.path.normpath(link.parent / os.readlink(link)))
         hops.append(link)
-    prefixes = {hop.parent.parent for hop in hops if hop.parent.name == "bin"}
-    system = [Path("/usr"), Path("/bin"), Path("/")]
-    return sorted(p for p in prefixes if p != environment and p not in system and Path("/usr") not in p.parents)
+    return [*hops, interpreter(environment)]
+
+
+def _prefixes(environment: Path | None) -> list[Path]:
+    """Installations outside of /usr that the interpreter needs. A folder that only holds a link (~/.local) is none."""
+    prefixes = {hop.parent.parent for hop in _hops(environment) if any(hop.parent.parent.glob("lib/python3*/os.py"))}
+    return sorted(p for p in prefixes if p != Path("/") and not p.is_relative_to("/usr"))
+
+
+def _links(environment: Path | None) -> dict[str, str]:
+    """Links of the chain that no installation holds: made anew in the box."""
+    within = (*_prefixes(environment), Path("/usr"), Path("/bin"), *([environment.absolute()] if environment else []))
+    loose = {h for h in _hops(environment) if h.is_symlink() and not any(h.is_relative_to(p) for p in within)}
+    return {str(hop): os.readlink(hop) for hop in sorted(loose)}

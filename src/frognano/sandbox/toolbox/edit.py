@@ -99,15 +99,15 @@ def _missing(path: str, text: str, old: str) -> str:
         return f"{head} Nothing in the file is similar to it."
     near = lines[at : at + len(wanted)]
     shown = "\n".join(f"{at + i + 1:6d}\t{line[:400]}" for i, line in enumerate(near[:40]))
-    return f"{head} {_difference(near, wanted)} The nearest text is:\n{shown}"
+    return f"{head} {_difference(near, wanted)}The nearest text is:\n{shown}"
 
 
 def _difference(near: list[str], wanted: list[str]) -> str:
     a, b = "\n".join(near), "\n".join(wanted)
     if "".join(a.split()) == "".join(b.split()):
-        return "Only white space differs."
+        return "Only white space differs. "
     if a.casefold() == b.casefold():
-        return "Only upper and lower case differ."
+        return "Only upper and lower case differ. "
     if a.replace('"', "'") == b.replace('"', "'"):
-        return "Only the quotes differ."
+        return "Only the quotes differ. "
     return ""
