@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from frognano.records import Outcome, Status, Task, Verdict
 from frognano.sandbox.base import BoxSpec, SandboxError
+from frognano.sandbox.bubblewrap import BubblewrapSandboxes
 from frognano.tasks.errors import TaskError
 from frognano.tasks.grading import Grader, GradingConfig, judge
 
@@ -152,6 +154,19 @@ def test_a_missing_or_skipped_test_is_no_pass(absent: Outcome) -> None:
     assert not judge({"a": Outcome.PASSED, "b": Outcome.SKIPPED}, ["a"], ["b"])
     with pytest.raises(TaskError, match="without fail-to-pass"):
         judge({}, [], [])
+
+
+async def test_harbors_verifier_agrees(world: World, boxes: BubblewrapSandboxes) -> None:
+    """The script that travels with a task, in a box in place of Harbor's container."""
+    place = world.trees.tasks / world.task.id / "tests"
+    spec = BoxSpec(await world.trees.solver(world.task), world.venv, read_only={"/tests": place})
+    script = "tar -xzf /tests/hidden.tar.gz -C /repo && mkdir -p /tmp/v && python -s /tests/runner/reward.py /tmp/v"
+    for content, reward in ((BUG, 0.0), (CALC, 1.0)):
+        async with boxes.open(spec) as box:
+            await box.write_bytes("/repo/calc.py", content.encode())
+            done = await box.exec(["sh", "-c", script])
+            assert done.exit_code == 0, done.stderr
+            assert json.loads(await box.read_bytes("/tmp/v/reward.json")) == {"reward": reward}
 
 
 class NoSandboxes:

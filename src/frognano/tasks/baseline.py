@@ -57,7 +57,10 @@ async def measure_baseline(
     config: ValidationConfig,
     cache: Path,
 ) -> Baseline:
-    """Run the clean suite ``gold_runs`` times under different hash seeds, and once more for coverage. Cached."""
+    """Run the clean suite ``gold_runs`` times under different hash seeds, and once more for coverage. Cached.
+
+    Tests that are slow in the first run, which is of the whole suite, are left out of the others.
+    """
     said = f"2:{snapshot.tree}:{environment.key}:{snapshot.repository.tests}:{config.model_dump_json()}"
     place = cache / "baselines" / f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
     if place.exists():
@@ -65,9 +68,13 @@ async def measure_baseline(
     await assert_checkout(snapshot, venv, sandboxes)
     start = time.monotonic()
     reports = []
+    ids: list[str] | None = None
     for run in range(config.gold_runs + 1):
-        reports.append(await _clean_run(snapshot, environment, venv, sandboxes, config, run))
-    baseline = _summary(snapshot, environment, reports, (time.monotonic() - start) / len(reports))
+        reports.append(await _clean_run(snapshot, environment, venv, sandboxes, config, run, ids))
+        ids = ids or [t for t, took in reports[0].durations.items() if took <= config.max_test_seconds]
+        if not ids:
+            break
+    baseline = _summary(snapshot, environment, reports, config, (time.monotonic() - start) / len(reports))
     if not baseline.ids:
         name, reason = next(iter(baseline.excluded.items()), ("", "no test was collected"))
         raise TaskError(f"repository {snapshot.repository.name}: no test passes on its clean tree; {name} {reason}")
@@ -79,7 +86,13 @@ async def measure_baseline(
 
 
 async def _clean_run(
-    snapshot: Snapshot, environment: Environment, venv: Path, sandboxes: Sandboxes, config: ValidationConfig, run: int
+    snapshot: Snapshot,
+    environment: Environment,
+    venv: Path,
+    sandboxes: Sandboxes,
+    config: ValidationConfig,
+    run: int,
+    ids: list[str] | None,
 ) -> SuiteReport:
     repo = snapshot.repository
     coverage = run == config.gold_runs
@@ -87,7 +100,7 @@ async def _clean_run(
         async with sandboxes.open(BoxSpec(snapshot.root, venv, config.limits, RUNNER)) as box:
             report = await run_suite(
                 box,
-                None,
+                ids,
                 paths=repo.tests,
                 cpu_seconds=config.suite_cpu_seconds,
                 timeout=config.wall_seconds,
@@ -109,14 +122,23 @@ async def _clean_run(
     return report
 
 
-def _summary(snapshot: Snapshot, environment: Environment, reports: list[SuiteReport], seconds: float) -> Baseline:
-    *plain, covered = reports
+def _summary(
+    snapshot: Snapshot,
+    environment: Environment,
+    reports: list[SuiteReport],
+    config: ValidationConfig,
+    seconds: float,
+) -> Baseline:
+    *plain, covered = reports if len(reports) > 1 else [*reports, *reports]
     every = sorted({i for r in plain for i in r.outcomes})
     excluded: dict[str, str] = {}
     for report in plain:
         for file, failure in report.errors.items():
             excluded.setdefault(file, f"cannot be collected: {failure.crash.strip().splitlines()[-1:]}")
     for test in every:
+        if (took := plain[0].durations.get(test, 0.0)) > config.max_test_seconds:
+            excluded[test] = f"slow: {took:.1f} s"
+            continue
         seen = {r.outcomes.get(test, Outcome.MISSING) for r in plain}
         if len(seen) > 1:
             excluded[test] = f"unstable on the clean tree: {', '.join(sorted(seen))}"

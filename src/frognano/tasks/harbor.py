@@ -44,7 +44,7 @@ _TEST_SH = """\
 # The reward is 1 when every expected test is there and passes. Only our own report counts, never an exit code.
 mkdir -p /logs/verifier
 tar -xzf /tests/hidden.tar.gz -C /repo
-cd / && exec python -s /tests/runner/reward.py
+cd / && exec python -s /tests/runner/reward.py /logs/verifier
 """
 
 _SOLVE_SH = """\

@@ -14,6 +14,7 @@ class ValidationConfig(BaseModel):
     bug_runs: int = Field(default=3, ge=3, description="Runs with the bug, per candidate.")
     max_f2p_share: float = Field(default=0.3, gt=0, le=1, description="Of the suite; more is no puzzle.")
     max_p2p: int = Field(default=200, ge=1, description="Further tests that must go on passing.")
+    max_test_seconds: float = Field(default=2.0, gt=0, description="A slower test is left out.")
     cpu_seconds: float = Field(default=20.0, gt=0, description="Of one run for a candidate.")
     suite_cpu_seconds: float = Field(default=240.0, gt=0, description="Of one clean run.")
     wall_seconds: float = Field(default=900.0, gt=0)

@@ -1,4 +1,4 @@
-"""Harbor's verifier: runs the expected tests and writes /logs/verifier/reward.json. Standard library only."""
+"""Harbor's verifier: runs the expected tests and writes reward.json to the folder given. Standard library only."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def main() -> None:
     solved = passes(expected["f2p"], plugins, ("passed",))
     if solved and expected["p2p"]:
         solved = passes(expected["p2p"], plugins, ("passed", "xfailed"))
-    with open("/logs/verifier/reward.json", "w") as file:
+    with open(sys.argv[1] + "/reward.json", "w") as file:
         json.dump({"reward": 1.0 if solved else 0.0}, file)
 
 
