@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import bisect
 import codecs
+import colorsys
 import textwrap
-import tokenize
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from frognano.taskpilot.sources.mutation import KINDS, OPERATORS, POCKET, Mutation, MutationConfig, is_source, propose
 
-STDLIB = [Path(m) for m in (bisect.__file__, textwrap.__file__, tokenize.__file__)]
+STDLIB = [Path(m) for m in (bisect.__file__, textwrap.__file__, colorsys.__file__)]
 WIDE = MutationConfig.model_validate({"max_per_function": 99, "max_function_lines": 400})
 
 

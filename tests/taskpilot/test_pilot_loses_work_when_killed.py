@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from frognano.records import Environment, Lineage, Origin, Statement, Task, Validation
+from frognano.taskpilot.arrivals import Rejected
 from frognano.taskpilot.calibration import Binding
 from frognano.taskpilot.dedupe import bug_key, gold_lines, task_key
 from frognano.taskpilot.ledger import MemoryLedger
-from frognano.taskpilot.pilot import PilotConfig, PilotResult, Rejected, Request, run_pilot
+from frognano.taskpilot.pilot import PilotConfig, PilotResult, Request, run_pilot
 
 PI0 = Binding("pi0", "leaf", "2x60")
 CONFIG = PilotConfig.model_validate(

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from frognano.records import PolicyEvaluation, Task
 from frognano.taskpilot.allocation import ClassBook, Waiting, allocate
+from frognano.taskpilot.arrivals import Arrivals, NextValidated
 from frognano.taskpilot.calibration import (
     Admit,
     Binding,
@@ -39,13 +40,6 @@ class PilotConfig(CalibrationConfig):
     pool: int = Field(64, ge=1, description="Tasks in calibration at a time; more give the allocation more choice.")
     max_lost: int = Field(3, ge=1, description="Requests of a task that may come back without any outcome.")
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    candidate: str
-    reason: str
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,6 @@ class PilotResult:
     exhausted: Literal["target", "budget", "candidates"]
 
 
-NextValidated = Callable[[], Awaitable[Task | Rejected | None]]
 Measure = Callable[[Sequence[Request]], Awaitable[Sequence[Sequence[bool]]]]
 
 
@@ -120,24 +113,22 @@ class _Pilot:
         seen: Collection[str],
         again: Collection[str],
     ) -> None:
-        self.next_validated, self.measure, self.ledger = next_validated, measure, ledger
+        self.measure, self.ledger = measure, ledger
         self.binding, self.config = binding, config
         self.scope = f"{binding.policy}|{binding.harness}|{binding.budget}"
-        every = ledger.decisions()
         self.known: dict[tuple[str, str, int], Decision] = {}
-        self.arrivals: list[str] = []
+        arrived: list[str] = []
         self.seen = set(seen)
         self.again = set(again)
-        for d in every:
+        for d in ledger.decisions():
             if d.detail["scope"] != self.scope:
                 if d.action == "admit":
                     self.seen.add(str(d.detail["bug"]))
             elif d.action == "arrive":
-                self.arrivals.append(d.task_id)
+                arrived.append(d.task_id)
             else:
                 self.known[d.task_id, d.action, int(d.detail["step"])] = d
-        self.early: dict[str, Task] = {}
-        self.arrived = 0
+        self.arrivals = Arrivals(next_validated, ledger, self.scope, arrived)
         self.held: dict[str, _Held] = {}
         self.admitted: list[Admitted] = []
         self.dropped: dict[str, str] = {}
@@ -164,13 +155,9 @@ class _Pilot:
     async def _take(self) -> bool:
         """Hold the next candidate, in the order that the ledger knows. False when there is no more."""
         while True:
-            task = await self._next()
+            task = await self.arrivals.next()
             if task is None:
                 return False
-            if self.arrived >= len(self.arrivals):
-                self.ledger.decide(task.id, "arrive", {"scope": self.scope})
-                self.arrivals.append(task.id)
-            self.arrived += 1
             key = task_key(task)
             if key in self.seen and task.id not in self.again:
                 self.ledger.reject(task.id, "duplicate_bug", key)
@@ -178,28 +165,6 @@ class _Pilot:
             self.seen.add(key)
             self.held[task.id] = _Held(task, key)
             return True
-
-    async def _next(self) -> Task | None:
-        while True:
-            expected = self.arrivals[self.arrived] if self.arrived < len(self.arrivals) else None
-            if expected is not None and expected in self.early:
-                return self.early.pop(expected)
-            if expected is None and self.early:
-                return self.early.pop(next(iter(self.early)))
-            candidate = await self.next_validated()
-            if isinstance(candidate, Rejected):
-                self.ledger.reject(candidate.candidate, candidate.reason, candidate.detail)
-            elif candidate is None:
-                if expected is None:
-                    return None
-                raise RuntimeError(
-                    f"task {expected} is in the ledger but was not offered again: "
-                    "resume with the same candidates, or start a new run"
-                )
-            elif candidate.id == expected or expected is None:
-                return candidate
-            else:
-                self.early[candidate.id] = candidate
 
     def _calibration(self, held: _Held) -> Calibration:
         rungs = [s.rung for s in held.task.statements]
@@ -210,7 +175,8 @@ class _Pilot:
         """One batch of rollouts and what follows from it. False when the budget does not pay for any."""
         states = {task_id: self._calibration(held) for task_id, held in self.held.items()}
         waiting = [Waiting(t, self._class(t, s.rung), s.action) for t, s in states.items()]
-        budget = min(self.config.rollout_budget - self.used, max(self.config.batch_rollouts, self._largest()))
+        batch = max(self.config.batch_rollouts, self.config.screen_n, self.config.confirm_n)
+        budget = min(self.config.rollout_budget - self.used, batch)
         chosen = allocate(waiting, self.book, budget, self.config.seed)
         if not chosen:
             return False
@@ -225,9 +191,6 @@ class _Pilot:
         for request in requests:
             self._conclude(request.task.id)
         return True
-
-    def _largest(self) -> int:
-        return max(self.config.screen_n, self.config.confirm_n)
 
     def _class(self, task_id: str, rung: int) -> tuple[str, int]:
         return self.held[task_id].task.lineage.operator, rung
