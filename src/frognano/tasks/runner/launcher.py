@@ -14,6 +14,11 @@ REPO = "/repo"
 LATER = ("_pytest._argcomplete", "_pytest._py.path", "_pytest._io.pprint", "unittest", "doctest", "pygments")
 """What pytest would import in the middle of a run."""
 
+OPTIONS = (
+    f"-p no:cacheprovider -p no:unraisableexception -p no:threadexception -o addopts= -c {RUNNER}/pytest.ini"
+    f" --rootdir {REPO} --confcutdir {REPO} --color=no --capture=fd --tb=short -q --continue-on-collection-errors"
+)
+
 
 def main() -> None:
     request = json.load(sys.stdin)
@@ -51,29 +56,7 @@ def main() -> None:
     os.environ["PYTHONPYCACHEPREFIX"] = request["pycache"]
 
     reporter = Reporter(request, tracer)
-    options = [
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:unraisableexception",
-        "-p",
-        "no:threadexception",
-        "-o",
-        "addopts=",
-        "-c",
-        RUNNER + "/pytest.ini",
-        "--rootdir",
-        REPO,
-    ]
-    options += [
-        "--confcutdir",
-        REPO,
-        "--color=no",
-        "--capture=fd",
-        "--tb=short",
-        "-q",
-        "--continue-on-collection-errors",
-    ]
+    options = OPTIONS.split()
     for plugin in request["plugins"]:
         options += ["-p", plugin]
     pytest.main([*options, *request["files"], RUNNER + "/sentinels.py"], plugins=[reporter])
