@@ -87,18 +87,46 @@ async def run_suite(
     hash_seed: int = 0,
     plugins: Sequence[str] = (),
     coverage: bool = False,
-    pycache: str = "",
 ) -> SuiteReport:
+    """``run_suites`` once."""
+    reports = await run_suites(
+        box,
+        ids,
+        repeats=1,
+        paths=paths,
+        cpu_seconds=cpu_seconds,
+        timeout=timeout,
+        hash_seed=hash_seed,
+        plugins=plugins,
+        coverage=coverage,
+    )
+    return reports[0]
+
+
+async def run_suites(
+    box: Sandbox,
+    ids: Sequence[str] | None,
+    *,
+    repeats: int,
+    paths: Sequence[str] = (),
+    cpu_seconds: float,
+    timeout: float,
+    hash_seed: int = 0,
+    plugins: Sequence[str] = (),
+    coverage: bool = False,
+    pycache: str = "",
+) -> list[SuiteReport]:
     """Run exactly ``ids`` (or all tests under ``paths``). An id that did not run is MISSING.
 
     Bytecode goes to a fresh folder, so that an edit within one second and of one size is never missed. Repeats of one
-    unchanged tree may share the folder ``pycache``, which saves compiling.
+    unchanged tree may share the folder ``pycache``, which saves compiling. Each repeat is a process of its own, forked
+    once pytest is imported; they share a hash seed.
     """
     nonce, name = secrets.token_hex(16), secrets.token_hex(8)
-    report = f"/tmp/report-{name}.jsonl"
+    files = [f"/tmp/report-{name}-{n}.jsonl" for n in range(repeats)]
     request = {
         "nonce": nonce,
-        "report": report,
+        "reports": files,
         "ids": None if ids is None else list(ids),
         "files": list(dict.fromkeys(file_of(i) for i in ids)) if ids is not None else list(paths),
         "plugins": list(plugins),
@@ -107,8 +135,15 @@ async def run_suite(
         "pycache": pycache or f"/tmp/pycache-{name}",
     }
     result = await _launch(box, request, hash_seed, timeout)
+    timed_out = result.timed_out or result.exit_code in _CPU_EXCEEDED
+    return [await _read(box, file, nonce, ids, result, timed_out) for file in files]
+
+
+async def _read(
+    box: Sandbox, file: str, nonce: str, ids: Sequence[str] | None, result: ExecResult, timed_out: bool
+) -> SuiteReport:
     try:
-        data = await box.read_bytes(report)
+        data = await box.read_bytes(file)
     except OSError:  # there is none
         data = b""
     parsed = _parse(data, nonce)
@@ -119,7 +154,7 @@ async def run_suite(
         failures=parsed.failures,
         complete=parsed.complete,
         sentinels_ok=parsed.sentinels_ok,
-        timed_out=result.timed_out or result.exit_code in _CPU_EXCEEDED,
+        timed_out=timed_out and not parsed.complete,
         seconds=result.seconds,
         errors=parsed.errors,
         durations=parsed.durations,

@@ -22,7 +22,7 @@ from frognano.tasks.errors import TaskError
 from frognano.tasks.git import apply_patch, make_patch
 from frognano.tasks.grading import judge
 from frognano.tasks.snapshot import Snapshot, is_test_path
-from frognano.tasks.suite import RUNNER, Failure, SuiteReport, file_of, plugins_of, run_suite
+from frognano.tasks.suite import RUNNER, Failure, SuiteReport, file_of, plugins_of, run_suites
 from frognano.tasks.trees import put
 from frognano.tasks.validation_config import ValidationConfig
 
@@ -103,14 +103,13 @@ async def validate(
     try:
         async with sandboxes.open(BoxSpec(snapshot.root, venv, config.limits, RUNNER)) as box:
             await box.write_bytes(f"{REPO}/{candidate.file}", candidate.content)
-            runs = _Runs(box, config, plugins_of(environment))
-            first = await runs.next(covering)
+            plugins = plugins_of(environment)
+            [first] = await _run(box, covering, 1, config, plugins)
             if rejected := _early(first, covering, len(baseline.ids), config):
                 return rejected
-            later = []
-            for _ in range(config.bug_runs - 1):
-                later.append(await runs.next((*covering, *more)))
-                if rejected := _trouble(later[-1]):
+            later = await _run(box, (*covering, *more), config.bug_runs - 1, config, plugins)
+            for report in later:
+                if rejected := _trouble(report):
                     return rejected
     except BoxKilled as error:
         return Rejected(Reason.KILLED, f"the bug kills its box: {error}")
@@ -138,24 +137,20 @@ async def validate(
     )
 
 
-class _Runs:
-    """Runs in one box. The tree never changes between them, so they share bytecode; the hash seed does change."""
-
-    def __init__(self, box: Sandbox, config: ValidationConfig, plugins: Sequence[str]) -> None:
-        self.box, self.config, self.plugins, self.n = box, config, plugins, 0
-
-    async def next(self, ids: Sequence[str]) -> SuiteReport:
-        seed, self.n = self.n, self.n + 1
-        limits = self.config
-        return await run_suite(
-            self.box,
-            ids,
-            cpu_seconds=limits.cpu_seconds,
-            timeout=limits.wall_seconds,
-            hash_seed=seed,
-            plugins=self.plugins,
-            pycache="/tmp/pycache-bug",
-        )
+async def _run(
+    box: Sandbox, ids: Sequence[str], repeats: int, config: ValidationConfig, plugins: Sequence[str]
+) -> list[SuiteReport]:
+    """The tree never changes between the runs of a candidate, so they share bytecode; the hash seed does change."""
+    return await run_suites(
+        box,
+        ids,
+        repeats=repeats,
+        cpu_seconds=config.cpu_seconds,
+        timeout=config.wall_seconds,
+        hash_seed=repeats,
+        plugins=plugins,
+        pycache="/tmp/pycache-bug",
+    )
 
 
 def _trouble(report: SuiteReport) -> Rejected | None:

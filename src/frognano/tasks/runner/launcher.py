@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import sys
+from typing import Any
 
 RUNNER = os.path.dirname(os.path.abspath(__file__))
 REPO = "/repo"
@@ -33,7 +34,7 @@ def main() -> None:
         cpu = max(1, round(request["cpu_seconds"]))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 2))
-    import pytest
+    import pytest  # noqa: F401
     from _pytest.config import default_plugins
 
     for name in default_plugins:  # now, while their bytecode is still looked for where it is
@@ -44,18 +45,29 @@ def main() -> None:
     from reporter import Reporter  # type: ignore[import-not-found]
 
     sys.path.remove(RUNNER)
-    tracer = None
     if request["coverage"]:
-        import coverage
-
-        tracer = coverage.Coverage(data_file=None, config_file=False, include=[REPO + "/*"], messages=False)
-        tracer.start()
+        import coverage  # noqa: F401
     sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the programs that tests start
     os.environ["PYTHONPYCACHEPREFIX"] = request["pycache"]
+    for report in request["reports"]:  # each in a child of its own: what pytest needs is imported once
+        if not (child := os.fork()):
+            run(Reporter(request, report), request)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            sys.exit(128 + os.WTERMSIG(status))
 
-    reporter = Reporter(request, tracer)
+
+def run(reporter: Any, request: dict[str, Any]) -> None:
+    import pytest
+
+    if request["coverage"]:
+        import coverage
+
+        reporter.tracer = coverage.Coverage(data_file=None, config_file=False, include=[REPO + "/*"], messages=False)
+        reporter.tracer.start()
     options = OPTIONS.split()
     for plugin in request["plugins"]:
         options += ["-p", plugin]

@@ -13,7 +13,7 @@ def passes(ids: list[str], plugins: list[str], good: tuple[str, ...]) -> bool:
     nonce, name = secrets.token_hex(16), secrets.token_hex(8)
     report = f"/tmp/report-{name}.jsonl"
     request = {
-        **{"nonce": nonce, "report": report, "ids": ids, "plugins": plugins, "coverage": False, "cpu_seconds": 300},
+        **{"nonce": nonce, "reports": [report], "ids": ids, "plugins": plugins, "coverage": False, "cpu_seconds": 300},
         "files": list(dict.fromkeys(i.partition("::")[0] for i in ids)),
         "pycache": f"/tmp/pycache-{name}",
     }
