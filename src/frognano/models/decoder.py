@@ -1,0 +1,156 @@
+"""One batched forward over live rows: each row appends one or more tokens to what it has seen."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from frognano.models.kv import (
+    NEVER,
+    GroupMemory,
+    PrefixMemory,
+    RowMemory,
+    attend_shared,
+    read_shared,
+)
+from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table, softmax_over_segments
+
+
+class Decoder:
+    """Rows with their memory. `groups[s]` is the group of row s, `seen[s]` whether it comes after the static prefix."""
+
+    def __init__(self, weights: LlamaWeights, rows_per_group: int) -> None:
+        self.weights = weights
+        c, dtype = weights.config, weights.embedding.dtype
+        self.prefix = PrefixMemory(weights, [])
+        self.group = GroupMemory(c, dtype, rows_per_group)
+        self.row = RowMemory(c, dtype)
+        self.groups: list[int] = []
+        self.seen: list[bool] = []
+        self._cos, self._sin = rope_table(c, 1024, dtype)
+
+    def _rope(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        longest = int(at.max()) + 1
+        if longest > len(self._cos):
+            self._cos, self._sin = rope_table(self.weights.config, 2 * longest, self._cos.dtype)
+        return self._cos[at][:, None], self._sin[at][:, None]
+
+    @torch.no_grad()
+    def set_prefix(self, ids: list[int]) -> None:
+        """Compute the static prefix with the current weights. Only between batches: no row may be live."""
+        if self.groups:
+            raise RuntimeError("the static prefix cannot change while rows are live")
+        self.prefix = PrefixMemory(self.weights, ids)
+        self.group = GroupMemory(self.weights.config, self._cos.dtype, self.group.rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, V], fp32."""
+        return F.linear(hidden, self.weights.head).float()
+
+    @torch.no_grad()
+    def add_groups(self, prompts: list[list[int]], seen: list[bool]) -> Tensor:
+        """Prefill prompts (without the prefix); last hidden states [G_new, D]."""
+        return self.group.add(self.weights, self.prefix, prompts, seen)
+
+    def add_rows(self, group: int, seen: bool, rows: int) -> list[int]:
+        first = len(self.groups)
+        self.groups += [group] * rows
+        self.seen += [seen] * rows
+        self.row.add(rows)
+        return list(range(first, first + rows))
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget all rows but these; groups without a row go too."""
+        self.row.keep(rows)
+        kept = [self.groups[r] for r in rows]
+        alive = sorted(set(kept))
+        if len(alive) < len(self.group.lengths):
+            self.group.keep(alive)
+        renamed = {g: i for i, g in enumerate(alive)}
+        self.groups, self.seen = [renamed[g] for g in kept], [self.seen[r] for r in rows]
+
+    @torch.no_grad()
+    def extend(self, rows: list[int], tokens: list[list[int]]) -> Tensor:
+        """Append `tokens[i]` (all of one length) to row `rows[i]`; hidden state of each last token, [A, D]."""
+        c, n, length = self.weights.config, len(rows), len(tokens[0])
+        index = torch.tensor(rows)
+        own_before = self.row.lengths[index]
+        self.row.reserve(int(own_before.max()) + length)
+        width = int(own_before.max()) + length
+        base = torch.tensor(
+            [(len(self.prefix.ids) if self.seen[r] else 0) + self.group.lengths[self.groups[r]] for r in rows]
+        )
+        step = torch.arange(length)
+        cos, sin = self._rope((base[:, None] + own_before[:, None] + step).flatten())
+        x = self.weights.embedding[torch.tensor(tokens).flatten()]
+
+        # Rows of one group sit together in a [G, M] grid, so that the group's keys are read once for all of them.
+        used: dict[int, int] = {}
+        cells = []
+        for r in rows:
+            cells.append((self.groups[r], used.get(self.groups[r], 0)))
+            used[self.groups[r]] = used.get(self.groups[r], 0) + 1
+        m = max(used.values())
+        g = len(self.group.lengths)
+        cell = torch.tensor([a * m + b for a, b in cells])
+        group_mask = self.group.mask()
+        last_key = own_before[:, None] + step  # [A, T]: the last own key each query may see
+        own_mask = torch.where(torch.arange(width) <= last_key[..., None], 0.0, NEVER).to(x.dtype)[:, None, None]
+        all_seen = all(self.seen[r] for r in rows)
+        prefix_mask = None
+        if not all_seen:
+            prefix_mask = torch.tensor([0.0 if self.seen[r] else NEVER for r in rows], dtype=x.dtype)[
+                :, None, None, None
+            ]
+        slots = len(self.groups)
+        whole = n == slots and rows == list(range(n))
+        dense = not whole and 2 * n >= slots  # cheaper to attend for idle rows too than to copy the keys of the others
+        write_rows = index[:, None].expand(n, length)
+        write_at = own_before[:, None] + step
+        layer_number = 0
+        r_heads = c.heads // c.kv_heads
+
+        def spread(z: Tensor) -> Tensor:
+            return z.new_zeros(slots, *z.shape[1:]).index_copy(0, index, z) if dense else z
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            i = layer_number
+            keys, values = self.row.keys[i], self.row.values[i]
+            keys[write_rows, :, write_at] = k.view(n, length, c.kv_heads, -1)
+            values[write_rows, :, write_at] = v.view(n, length, c.kv_heads, -1)
+            keys, values = keys[:, :, :width], values[:, :, :width]
+            if not whole and not dense:
+                keys, values = keys[index], values[index]
+            # queries: [A, K, R*T, E]
+            q = (
+                q.view(n, length, c.kv_heads, r_heads, -1)
+                .permute(0, 2, 3, 1, 4)
+                .reshape(n, c.kv_heads, r_heads * length, -1)
+            )
+            own = spread(q) @ keys.transpose(-1, -2)
+            own = (own[index] if dense else own).unflatten(2, (r_heads, length)) + own_mask
+            scores = [own.flatten(2, 3)]
+            grid = q.new_zeros(g * m, *q.shape[1:]).index_copy(0, cell, q)
+            grid = grid.view(g, m, c.kv_heads, -1, c.head_width).transpose(1, 2).flatten(2, 3)  # [G, K, M*R*T, E]
+            shared = grid @ self.group.keys[i].transpose(-1, -2) + group_mask
+            shared = shared.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]
+            scores.append(shared)
+            if self.prefix.ids:
+                s = attend_shared(q, self.prefix.keys[i])
+                scores.append(s if prefix_mask is None else s + prefix_mask)
+            p = softmax_over_segments(scores, c.head_width)
+            out = spread(p[0]) @ values
+            out = out[index] if dense else out
+            weights = p[1].new_zeros(g * m, *p[1].shape[1:]).index_copy(0, cell, p[1])
+            weights = weights.view(g, m, c.kv_heads, r_heads * length, -1).transpose(1, 2).flatten(2, 3)
+            read = weights @ self.group.values[i]
+            out = out + read.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]
+            if self.prefix.ids:
+                out = out + read_shared(p[2], self.prefix.values[i])
+            return out.view(n, c.kv_heads, r_heads, length, -1).permute(0, 3, 1, 2, 4).reshape(n * length, -1)
+
+        for layer_number, layer in enumerate(self.weights.layers):  # noqa: B007  (read by `attend`)
+            x = block(c, layer, x, cos, sin, attend)
+        self.row.lengths[index] += length
+        return rms_norm(x.view(n, length, -1)[:, -1], self.weights.norm, c.eps)

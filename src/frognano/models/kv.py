@@ -1,0 +1,178 @@
+"""The sampler's key/value memory: one static prefix for all rows, one prompt per group, own tokens per row.
+
+Rows that share a prompt (a task's rollouts) hold its keys once; the system prompt with its demonstrations is held once for
+everybody. Shapes as in `llama.py`; A active rows, G groups, M rows a group at most, S slots, P / T lengths of a segment.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from frognano.models.llama import (
+    LlamaConfig,
+    LlamaWeights,
+    block,
+    rms_norm,
+    rope_table,
+    softmax_over_segments,
+)
+
+NEVER = -1e9
+"""Added to the score of a key that a query may not see."""
+
+
+def causal(length: int, dtype: torch.dtype) -> Tensor:
+    """[length, length]: 0 on and below the diagonal, NEVER above."""
+    return torch.full((length, length), NEVER, dtype=dtype).triu(1)
+
+
+class PrefixMemory:
+    """Keys and values of the static prefix: per layer [K, P, E]."""
+
+    def __init__(self, weights: LlamaWeights, ids: list[int]) -> None:
+        self.ids = ids
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        if not ids:
+            return
+        c, length = weights.config, len(ids)
+        cos, sin = rope_table(c, length, weights.embedding.dtype)
+        x = weights.embedding[torch.tensor(ids)]
+        mask = causal(length, x.dtype)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            k, v = k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
+            self.keys.append(k)
+            self.values.append(v)
+            q = q.unflatten(1, (c.kv_heads, -1)).permute(1, 2, 0, 3)  # [K, R, P, E]
+            (p,) = softmax_over_segments([q @ k[:, None].transpose(-1, -2) + mask], c.head_width)
+            return (p @ v[:, None]).permute(2, 0, 1, 3).reshape(length, -1)
+
+        for layer in weights.layers:
+            x = block(c, layer, x, cos[:, None], sin[:, None], attend)
+
+
+def attend_shared(q: Tensor, k: Tensor) -> Tensor:
+    """Scores of q [N, K, R, E] on keys that all rows share, k [K, P, E]: [N, K, R, P]."""
+    n, kv, r, e = q.shape
+    return (q.transpose(0, 1).reshape(kv, n * r, e) @ k.transpose(-1, -2)).view(kv, n, r, -1).transpose(0, 1)
+
+
+def read_shared(p: Tensor, v: Tensor) -> Tensor:
+    """Values of a shared segment by weights p [N, K, R, P]: [N, K, R, E]."""
+    n, kv, r, t = p.shape
+    return (p.transpose(0, 1).reshape(kv, n * r, t) @ v).view(kv, n, r, -1).transpose(0, 1)
+
+
+class GroupMemory:
+    """Keys and values of the groups' prompts (after the prefix): per layer [G, K, T, E], padded to the longest."""
+
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype, rows: int) -> None:
+        self.config, self.dtype, self.rows = config, dtype, rows
+        """`rows`: how many rows of one group are attended together."""
+        self.lengths: list[int] = []
+        self.keys: list[Tensor] = [torch.zeros(0, config.kv_heads, 0, config.head_width, dtype=dtype)] * config.layers
+        self.values = list(self.keys)
+
+    def add(self, weights: LlamaWeights, prefix: PrefixMemory, prompts: list[list[int]], seen: list[bool]) -> Tensor:
+        """Prefill new groups; returns the hidden state of each prompt's last token, [len(prompts), D].
+
+        `seen[i]`: the i-th prompt comes after the static prefix (else it starts at position 0 and never sees it).
+        """
+        c, g = self.config, len(prompts)
+        lengths = torch.tensor([len(p) for p in prompts])
+        longest = int(lengths.max())
+        ids = torch.zeros(g, longest, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
+            ids[i, : len(prompt)] = torch.tensor(prompt)
+        start = torch.tensor([len(prefix.ids) if s else 0 for s in seen])
+        cos, sin = rope_table(c, int(start.max()) + longest, self.dtype)
+        at = (start[:, None] + torch.arange(longest)).flatten()
+        cos, sin = cos[at][:, None], sin[at][:, None]
+        x = weights.embedding[ids.flatten()]
+        own_mask = causal(longest, self.dtype)
+        prefix_mask = torch.tensor([0.0 if s else NEVER for s in seen], dtype=self.dtype)[:, None, None, None]
+        new_keys: list[Tensor] = []
+        new_values: list[Tensor] = []
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            i = len(new_keys)
+            k, v = (z.view(g, longest, c.kv_heads, -1).transpose(1, 2) for z in (k, v))  # [G, K, T, E]
+            new_keys.append(k)
+            new_values.append(v)
+            q = q.view(g, longest, c.kv_heads, -1, c.head_width).permute(0, 2, 3, 1, 4)  # [G, K, R, T, E]
+            scores = [q @ k[:, :, None].transpose(-1, -2) + own_mask]
+            if prefix.ids:
+                shared = attend_shared(q.flatten(2, 3), prefix.keys[i]) + prefix_mask
+                scores.append(shared.unflatten(2, (-1, longest)))
+            p = softmax_over_segments(scores, c.head_width)
+            out = p[0] @ v[:, :, None]
+            if prefix.ids:
+                out = out + read_shared(p[1].flatten(2, 3), prefix.values[i]).view_as(out)
+            return out.permute(0, 3, 1, 2, 4).reshape(g * longest, -1)
+
+        for layer in weights.layers:
+            x = block(c, layer, x, cos, sin, attend)
+        self._append(new_keys, new_values, longest)
+        self.lengths += lengths.tolist()
+        last = x.view(g, longest, -1)[torch.arange(g), lengths - 1]
+        return rms_norm(last, weights.norm, c.eps)
+
+    def _append(self, keys: list[Tensor], values: list[Tensor], longest: int) -> None:
+        old = self.keys[0].shape[2]
+        width = max(old, longest)
+
+        def pad(z: Tensor) -> Tensor:
+            return torch.nn.functional.pad(z, (0, 0, 0, width - z.shape[2]))
+
+        self.keys = [torch.cat([pad(a), pad(b)]) for a, b in zip(self.keys, keys, strict=True)]
+        self.values = [torch.cat([pad(a), pad(b)]) for a, b in zip(self.values, values, strict=True)]
+
+    def keep(self, groups: list[int]) -> None:
+        """Forget all groups but these (their indices become 0, 1, …)."""
+        self.lengths = [self.lengths[g] for g in groups]
+        width = max(self.lengths, default=0)
+        index = torch.tensor(groups, dtype=torch.long)
+        self.keys = [k[index][:, :, :width].contiguous() for k in self.keys]
+        self.values = [v[index][:, :, :width].contiguous() for v in self.values]
+
+    def mask(self) -> Tensor:
+        """[G, 1, 1, T]: hides the padding."""
+        width = self.keys[0].shape[2]
+        real = torch.arange(width)[None] < torch.tensor(self.lengths, dtype=torch.long)[:, None]
+        return torch.where(real, 0.0, NEVER).to(self.dtype)[:, None, None]
+
+
+class RowMemory:
+    """Own tokens of each row: per layer [S, K, T, E]; grows by doubling, rows are moved together when some leave."""
+
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype) -> None:
+        self.config, self.dtype = config, dtype
+        self.lengths = torch.zeros(0, dtype=torch.long)
+        self.capacity = 64
+        self.keys = [torch.zeros(0, config.kv_heads, self.capacity, config.head_width, dtype=dtype)] * config.layers
+        self.values = list(self.keys)
+
+    def add(self, rows: int) -> None:
+        def more(z: Tensor) -> Tensor:
+            return torch.cat([z, z.new_zeros(rows, *z.shape[1:])])
+
+        self.lengths = torch.cat([self.lengths, torch.zeros(rows, dtype=torch.long)])
+        self.keys, self.values = [more(k) for k in self.keys], [more(v) for v in self.values]
+
+    def keep(self, rows: list[int]) -> None:
+        index = torch.tensor(rows, dtype=torch.long)
+        self.lengths = self.lengths[index]
+        self.keys, self.values = [k[index] for k in self.keys], [v[index] for v in self.values]
+
+    def reserve(self, length: int) -> None:
+        """Make room for rows of `length` tokens."""
+        if length <= self.capacity:
+            return
+        self.capacity = max(length, 2 * self.capacity)
+
+        def longer(z: Tensor) -> Tensor:
+            return torch.nn.functional.pad(z, (0, 0, 0, self.capacity - z.shape[2]))
+
+        self.keys, self.values = [longer(k) for k in self.keys], [longer(v) for v in self.values]

@@ -1,0 +1,117 @@
+"""Trainer: one batch of groups, one optimizer step, and the numbers that a run must show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from frognano.models.packed import Packed
+from frognano.models.scoring import Scores
+from frognano.rl.dppo import DppoConfig, dppo_loss
+from frognano.rl.groups import Group, split
+from frognano.rl.packing import micro_batches
+
+
+class Trainable(Protocol):
+    """What the trainer needs of a policy; `LlamaPolicy` and `TransformersPolicy` are."""
+
+    masters: dict[str, Tensor]
+
+    def score(self, packed: Packed, temperature: float) -> Scores: ...
+
+    def gradients(self) -> dict[str, Tensor]: ...
+
+    def publish(self) -> None: ...
+
+
+class OptimizerConfig(BaseModel):
+    """Adam with decoupled weight decay; the learning rate is constant after a linear warm-up."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    learning_rate: float = Field(1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = Field(0.1, ge=0)
+    clip: float = Field(1.0, gt=0, description="Bound on the norm of the gradient.")
+    warmup: int = Field(0, ge=0, description="Updates, counted anew in each iteration since the optimizer is.")
+    micro_batch_tokens: int = Field(8192, gt=0, description="Tokens in one forward pass; memory grows with it.")
+
+
+class Trainer:
+    """Holds optimizer state; `reset` forgets it (each iteration starts from the weights alone)."""
+
+    def __init__(self, policy: Trainable, optimizer: OptimizerConfig, dppo: DppoConfig) -> None:
+        self.policy, self.config, self.dppo = policy, optimizer, dppo
+        self.reset()
+
+    def reset(self) -> None:
+        c = self.config
+        self.step = 0
+        self.optimizer = torch.optim.AdamW(
+            list(self.policy.masters.values()), lr=c.learning_rate, betas=c.betas, weight_decay=c.weight_decay
+        )
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """One optimizer step on the groups with signal; none (and the weights stay) where no group has any."""
+        started = time.monotonic()
+        parts = split(groups)
+        kept = parts["kept"]
+        samples = [s for g in kept for s in g.samples]
+        divisor = sum(s.trainable for s in samples)
+        metrics: dict[str, float] = {
+            "groups": len(groups),
+            "groups_kept": len(kept),
+            "groups_all0": len(parts["all0"]),
+            "groups_all1": len(parts["all1"]),
+            "groups_too_small": len(parts["too_small"]),
+            "tokens": divisor,
+        }
+        if divisor == 0:
+            return {**metrics, "stepped": 0.0, "train_seconds": time.monotonic() - started}
+        entropy = value = diff = max_diff = max_rho = forward = 0.0
+        dropped_pos = dropped_neg = 0
+        for batch in micro_batches(kept, self.config.micro_batch_tokens):
+            scores = self.policy.score(batch.packed, batch.temperature)
+            loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
+            loss.value.backward()  # type: ignore[no-untyped-call]
+            value += float(loss.value.detach())
+            entropy += float(scores.entropy.sum())
+            diff += loss.sum_abs_diff
+            max_diff, max_rho = max(max_diff, loss.max_abs_diff), max(max_rho, loss.max_rho)
+            dropped_pos, dropped_neg = dropped_pos + loss.dropped_pos, dropped_neg + loss.dropped_neg
+            forward += batch.packed.tokens
+        norm = self._step(self.policy.gradients())
+        return {
+            **metrics,
+            "stepped": 1.0,
+            "loss": value,
+            "entropy": entropy / divisor,
+            "mean_abs_diff": diff / divisor,
+            "max_abs_diff": max_diff,
+            "max_rho": max_rho,
+            "masked_pos": dropped_pos / divisor,
+            "masked_neg": dropped_neg / divisor,
+            "grad_norm": norm,
+            "forward_tokens": forward,
+            "train_seconds": time.monotonic() - started,
+        }
+
+    def _step(self, gradients: dict[str, Tensor]) -> float:
+        c = self.config
+        for name, master in self.policy.masters.items():
+            master.grad = gradients[name]
+        norm = torch.nn.utils.clip_grad_norm_(list(self.policy.masters.values()), c.clip, error_if_nonfinite=True)
+        self.step += 1
+        rate = c.learning_rate * (min(1.0, self.step / c.warmup) if c.warmup else 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        for master in self.policy.masters.values():
+            master.grad = None
+        self.policy.publish()
+        return float(norm)
