@@ -58,7 +58,7 @@ class Trees:
             fresh = Path(scratch) / "repo"
             fresh.mkdir()
             with tarfile.open(self.tasks / task.id / REPO_ARCHIVE) as tar:
-                tar.extractall(fresh, filter="tar")
+                tar.extractall(fresh, filter="data")
             if (made := commit_tree(fresh)) != task.base:
                 raise TaskError(
                     f"task {task.id}: its archive holds tree {made}, the record says {task.base}; write it anew"
