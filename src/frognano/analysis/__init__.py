@@ -1,1 +1,1 @@
-""""""
+"""What explains a run: intervals, the HTML report, live progress."""
