@@ -104,7 +104,9 @@ async def validate(
         async with sandboxes.open(BoxSpec(snapshot.root, venv, config.limits, RUNNER)) as box:
             await box.write_bytes(f"{REPO}/{candidate.file}", candidate.content)
             plugins = plugins_of(environment)
-            [first] = await _run(box, covering, 1, config, plugins)
+            usual = sum(baseline.durations.get(t, 0.0) for t in covering)
+            brief = config.model_copy(update={"cpu_seconds": min(config.cpu_seconds, 6.0 + 5.0 * usual)})
+            [first] = await _run(box, covering, 1, brief, plugins)  # an endless loop shows here, and soon
             if rejected := _early(first, covering, len(baseline.ids), config):
                 return rejected
             later = await _run(box, (*covering, *more), config.bug_runs - 1, config, plugins)
