@@ -265,12 +265,13 @@ def _shown(store: RunStore, rows: list[RolloutRow], tasks: Mapping[str, Task]) -
 
 
 def _phases(steps: Mapping[str, Any]) -> list[tuple[str, float]]:
-    phases = []
+    phases: dict[str, float] = {}
     for name, value in steps.items():
         seconds = value.get("seconds") if isinstance(value, dict) else value
         if isinstance(seconds, (int, float)) and not isinstance(seconds, bool):
-            phases.append((name.removeprefix("phase/"), float(seconds)))
-    return phases
+            phase = name.removeprefix("phase/").split("#")[0]  # parts of one phase, e.g. of a resumed run, add up
+            phases[phase] = phases.get(phase, 0.0) + float(seconds)
+    return list(phases.items())
 
 
 def _find(config: Mapping[str, Any], *names: str) -> Any:

@@ -40,6 +40,8 @@ class Harness(Protocol):
     name: str
     """Names the harness, its version and its prompt, e.g. `leaf/1/pocket`; pass rates are bound to it."""
 
-    async def run(self, prompt: Prompt, sandbox: Sandbox, model: Model, sampling: Sampling, budget: Budget) -> Trajectory:
+    async def run(
+        self, prompt: Prompt, sandbox: Sandbox, model: Model, sampling: Sampling, budget: Budget
+    ) -> Trajectory:
         """Work until the model answers without a call or a limit ends it. The patch is taken from the sandbox."""
         ...

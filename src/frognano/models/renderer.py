@@ -138,7 +138,7 @@ class TemplateRenderer:
         if not tokenizer.chat_template:
             raise ValueError("the model's tokenizer has no chat template: give one, or use the xml renderer")
         self._tokenizer = tokenizer
-        self.stop_ids = (tokenizer.eos_token_id,)
+        self.stop_ids: tuple[int, ...] = (tokenizer.eos_token_id,)
 
     def _render(self, messages: list[dict[str, Any]], tools: Sequence[ToolSpec], cue: bool) -> str:
         schemas = [

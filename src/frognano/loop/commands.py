@@ -1,0 +1,129 @@
+"""What the command line calls: the loop, or one part of it alone, on the files that the others wrote."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from frognano.errors import FrogNanoError
+from frognano.loop.evaluate import evaluate_heldout
+from frognano.loop.iterate import HELDOUT, fixed_sets, record_cost, run_iterations
+from frognano.loop.pilot import Repositories, calibrated
+from frognano.loop.recipe import RecipeConfig
+from frognano.loop.session import BASE, Session
+from frognano.loop.train import IterationTrainer
+from frognano.runs.recipe import load_recipe
+from frognano.runs.store import RunStore
+
+Overrides = Mapping[str, str]
+
+
+@contextmanager
+def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Iterator[Session]:
+    from frognano.analysis.live import Live
+
+    recipe = load_recipe(recipe_file, RecipeConfig, overrides)
+    folder = out or Path("runs") / recipe.run.name
+    store = RunStore.create(folder, recipe.model_dump(mode="json"))
+    try:
+        with Live() as live, Session(recipe, store, live) as session:
+            yield session
+    finally:
+        store.close()
+
+
+def _run(work: Callable[[Session], Awaitable[None]], recipe: Path, out: Path | None, overrides: Overrides) -> Path:
+    with _session(recipe, out, overrides) as session:
+        asyncio.run(_whole(work, session))
+        return session.store.path
+
+
+async def _whole(work: Callable[[Session], Awaitable[None]], session: Session) -> None:
+    try:
+        await work(session)
+    except BaseExceptionGroup as group:
+        # A task group wraps what its first failing member raised; people want that, not the wrapping.
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group
+
+
+def run_loop(recipe: Path, out: Path | None, overrides: Overrides) -> None:
+    """Everything, to the report."""
+
+    async def work(session: Session) -> None:
+        await run_iterations(session)
+
+    folder = _run(work, recipe, out, overrides)
+    _report(folder)
+
+
+def run_pilot(recipe: Path, out: Path | None, overrides: Overrides) -> None:
+    """The fixed sets, and the tasks of the next iteration that is not trained yet."""
+
+    async def work(session: Session) -> None:
+        repositories = Repositories(session)
+        await fixed_sets(session, repositories)
+        iteration, start = _next(session)
+        await session.use(start)
+        result = await calibrated(session, repositories, iteration)
+        for admitted in result.admitted:
+            session.store.put_task(admitted.task, f"iter{iteration}")
+        session.live.say(
+            f"iteration {iteration}: {len(result.admitted)} tasks for {start}, {len(result.dropped)} dropped, "
+            f"{result.rollouts_used} rollouts; they are in {session.store.path / 'tasks'}"
+        )
+
+    _run(work, recipe, out, overrides)
+
+
+def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:
+    """One more iteration: pilot (what it did already is taken), updates, selection."""
+
+    async def work(session: Session) -> None:
+        repositories = Repositories(session)
+        _, valid = await fixed_sets(session, repositories)
+        iteration, start = _next(session)
+        version = await IterationTrainer(session, repositories, iteration, start, valid).run()
+        session.store.finish(f"policies/{iteration}", version)
+        session.live.say(f"iteration {iteration}: {start} -> {version}; weights in {session.checkpoint(version)}")
+        record_cost(session)
+
+    _run(work, recipe, out, overrides)
+
+
+def run_eval(recipe: Path, out: Path | None, overrides: Overrides) -> None:
+    """The held-out solve rate of π0 and of every policy that was selected so far."""
+
+    async def work(session: Session) -> None:
+        repositories = Repositories(session)
+        heldout, _ = await fixed_sets(session, repositories)
+        versions = [BASE, *session.store.steps("policies/").values()]
+        for version in dict.fromkeys(versions):
+            edge = version in (versions[0], versions[-1])
+            rate = await evaluate_heldout(session, heldout, version, session.recipe.eval.rungs if edge else ())
+            session.live.say(f"{HELDOUT} {version}: {rate:.1%} of {len(heldout)} tasks")
+
+    _run(work, recipe, out, overrides)
+
+
+def _next(session: Session) -> tuple[int, str]:
+    """(iteration to do next, the policy it starts from)."""
+    done = list(session.store.steps("policies/").values())
+    if len(done) >= session.recipe.train.iterations:
+        raise FrogNanoError(
+            f"{session.store.path}: all {len(done)} iterations of the recipe are done; "
+            "start a new run with more iterations, or measure this one with frognano eval"
+        )
+    return len(done) + 1, str(done[-1]) if done else BASE
+
+
+def _report(folder: Path) -> None:
+    from frognano.analysis.report import write_report
+
+    with RunStore.open(folder, read_only=True) as store:
+        file = write_report(store)
+    print(f"report: {file}")

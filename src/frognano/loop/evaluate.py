@@ -1,0 +1,39 @@
+"""Measuring policies: on the fixed validation set while training, on the held-out repositories for the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from frognano.loop.phases import phase
+from frognano.loop.session import Session
+from frognano.models.base import Sampling
+from frognano.records import Task
+from frognano.rollouts.pool import Wanted
+
+
+def _sampling(session: Session) -> Sampling:
+    temperature = session.recipe.eval.temperature
+    base = session.recipe.sampling
+    return base if temperature is None else base.model_copy(update={"temperature": temperature})
+
+
+async def validate_policy(session: Session, tasks: Sequence[Task], version: str) -> tuple[float, int]:
+    """(solve rate, trials) of a policy on the validation set."""
+    await session.use(version)
+    wanted = [Wanted(t, "valid", i) for t in tasks for i in range(session.recipe.eval.valid_samples)]
+    rows = [r for r in await session.rollouts(_sampling(session)).run(wanted, version, session.model()) if r]
+    return (sum(r.resolved for r in rows) / len(rows) if rows else 0.0), len(rows)
+
+
+async def evaluate_heldout(session: Session, tasks: Sequence[Task], version: str, rungs: Sequence[int]) -> float:
+    """Solve rate of a policy on the held-out tasks at their own rung; further rungs are recorded beside it."""
+    await session.use(version)
+    every = [t for rung in (None, *rungs) for t in (tasks if rung is None else [t.at_rung(rung) for t in tasks])]
+    wanted = [Wanted(t, "heldout", i) for t in every for i in range(session.recipe.eval.samples)]
+    with phase(session, f"heldout/{version}", total=len(wanted)) as progress:
+        rows = await session.rollouts(_sampling(session)).run(
+            wanted, version, session.model(), progress=lambda _: progress.advance()
+        )
+    top = {(t.id, t.rung) for t in tasks}
+    counted = [r for r in rows if r and (r.key.task_id, r.key.rung) in top]
+    return sum(r.resolved for r in counted) / max(1, len(counted))

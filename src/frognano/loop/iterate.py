@@ -1,0 +1,60 @@
+"""The loop: π0 → πn. Each iteration makes its tasks with the policy that the one before selected, trains on them alone, and is
+measured on held-out repositories."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+from frognano.loop.evaluate import evaluate_heldout
+from frognano.loop.pilot import Repositories, fixed_set
+from frognano.loop.session import BASE, Session
+from frognano.loop.train import IterationTrainer
+from frognano.records import Task
+
+HELDOUT, VALID = "heldout", "valid"
+
+
+async def fixed_sets(session: Session, repositories: Repositories) -> tuple[list[Task], list[Task]]:
+    """(held-out tasks, validation tasks), both chosen before anything is trained."""
+    r, e = session.recipe.repositories, session.recipe.eval
+    heldout = await fixed_set(session, repositories, HELDOUT, r.heldout, "all", e.heldout_tasks)
+    valid = await fixed_set(session, repositories, VALID, r.train, "valid", e.valid_tasks)
+    return heldout, valid
+
+
+async def run_iterations(session: Session) -> list[str]:
+    """The whole run; returns the selected version of every iteration, π0 first."""
+    repositories = Repositories(session)
+    heldout, valid = await fixed_sets(session, repositories)
+    iterations, rungs = session.recipe.train.iterations, session.recipe.eval.rungs
+    selected = [BASE]
+    await evaluate_heldout(session, heldout, BASE, rungs)
+    for iteration in range(1, iterations + 1):
+        version = await IterationTrainer(session, repositories, iteration, selected[-1], valid).run()
+        selected.append(version)
+        await evaluate_heldout(session, heldout, version, rungs if iteration == iterations else ())
+        session.store.finish(f"policies/{iteration}", version)
+    record_cost(session)
+    return selected
+
+
+def record_cost(session: Session) -> None:
+    """Seconds by phase, memory and tokens of this process; a resumed run adds up its parts."""
+    part = len(session.store.steps("cost/"))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    cpu = sum(
+        getattr(resource.getrusage(w), t)
+        for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        for t in ("ru_utime", "ru_stime")
+    )
+    session.store.finish(
+        f"cost/{part}",
+        {
+            "wall_seconds": time.monotonic() - session.started,
+            "cpu_seconds": cpu,
+            "peak_gb": peak,
+            "generated_tokens": getattr(session.engine, "generated", 0),
+            "threads": session.threads,
+        },
+    )

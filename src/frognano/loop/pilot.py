@@ -1,0 +1,122 @@
+"""Making tasks: the fixed held-out and validation sets, and each iteration's calibrated training tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from frognano.errors import FrogNanoError
+from frognano.loop.ledger import StoreLedger
+from frognano.loop.phases import phase
+from frognano.loop.session import Session
+from frognano.records import Task
+from frognano.rollouts.pool import Wanted
+from frognano.taskpilot.arrivals import Rejected
+from frognano.taskpilot.calibration import Binding
+from frognano.taskpilot.pilot import PilotResult, Request, run_pilot
+from frognano.taskpilot.stream import CandidateStream
+from frognano.taskpilot.workshop import Part, Prepared
+
+
+class Repositories:
+    """Repositories prepared once a process; what is expensive about them is cached on disk."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._prepared: dict[str, Prepared] = {}
+
+    async def all(self, names: Sequence[str]) -> list[Prepared]:
+        with phase(self.session, "repositories", total=len(names)) as progress:
+            for name in names:
+                if name not in self._prepared:
+                    self._prepared[name] = await self.session.workshop.prepare(self.session.repositories[name])
+                progress.advance()
+        return [self._prepared[n] for n in names]
+
+
+@asynccontextmanager
+async def candidates(
+    session: Session, repositories: Repositories, purpose: str, names: Sequence[str], part: Part
+) -> AsyncIterator[CandidateStream]:
+    recipe = session.recipe
+    prepared = await repositories.all(names)
+    proposals = session.workshop.proposals(
+        prepared, part, recipe.repositories.valid_share, recipe.run.seed, recipe.mutation
+    )
+    stream = CandidateStream(
+        session.store,
+        session.workshop,
+        proposals,
+        purpose=purpose,
+        rung=10**6,
+        workers=recipe.repositories.workers,
+    )
+    try:
+        yield stream
+    finally:
+        await stream.close()
+
+
+async def fixed_set(
+    session: Session, repositories: Repositories, purpose: str, names: Sequence[str], part: Part, count: int
+) -> list[Task]:
+    """The first `count` valid tasks of a stream, chosen without looking at any policy, at the most localising rung."""
+    step = f"fixed/{purpose}"
+    if (held := session.store.done(step)) is not None:
+        by_id = {t.id: t for t in session.store.tasks(purpose)}
+        return [by_id[i] for i in held]
+    tasks: list[Task] = []
+    async with candidates(session, repositories, purpose, names, part) as stream:
+        with phase(session, f"tasks/{purpose}", total=count) as progress:
+            while len(tasks) < count:
+                candidate = await stream.next()
+                if candidate is None:
+                    break
+                if isinstance(candidate, Task):
+                    tasks.append(candidate)
+                    progress.advance()
+    if len(tasks) < count:
+        raise FrogNanoError(
+            f"only {len(tasks)} of {count} {purpose} tasks could be made from {', '.join(names)}: "
+            "name more repositories, or lower the number in [eval]"
+        )
+    session.store.finish(step, [t.id for t in tasks])
+    return tasks
+
+
+async def calibrated(session: Session, repositories: Repositories, iteration: int) -> PilotResult:
+    """Tasks for the policy that the engine holds now. What earlier pilots of the run admitted does not come twice."""
+    recipe, pool = session.recipe, session.rollouts()
+    config = recipe.pilot_for(iteration)
+    binding = Binding(session.version, session.harness.name, recipe.budget.name)
+    ledger = StoreLedger(session.store)
+    scope = f"{binding.policy}|{binding.harness}|{binding.budget}"
+    taken = {
+        d.task_id
+        for d in ledger.decisions()
+        if d.detail["scope"] != scope and d.action in ("admit", "drop") and d.detail.get("reason") != "too_hard"
+    }
+
+    async def measure(requests: Sequence[Request]) -> list[list[bool]]:
+        wanted = [Wanted(r.task, f"iter{iteration}/{r.stage}", r.start + i) for r in requests for i in range(r.n)]
+        rows = iter(await pool.run(wanted, session.version, session.model()))
+        found = [[next(rows) for _ in range(r.n)] for r in requests]
+        progress.advance(len(wanted))
+        return [[row.resolved for row in rows_of_one if row is not None] for rows_of_one in found]
+
+    async with candidates(session, repositories, "train", recipe.repositories.train, "train") as stream:
+        with phase(session, f"iter{iteration}/pilot") as progress:
+
+            async def following() -> Task | Rejected | None:
+                while True:
+                    candidate = await stream.next()
+                    if not (isinstance(candidate, Task) and candidate.id in taken):
+                        return candidate
+
+            return await run_pilot(
+                following,
+                measure,
+                ledger,
+                binding,
+                config,
+            )

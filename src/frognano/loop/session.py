@@ -1,0 +1,162 @@
+"""Session: everything that a run holds open. Opened once by every command, closed whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+
+from frognano.analysis.live import Live
+from frognano.errors import ConfigError
+from frognano.harness.leaf.agent import Leaf
+from frognano.harness.leaf.pocket import POCKET
+from frognano.harness.leaf.prompt import DEFAULT
+from frognano.harness.leaf.tools import TOOLS
+from frognano.loop.recipe import RecipeConfig
+from frognano.models.base import Sampling
+from frognano.models.pocket import ensure_pocket_model
+from frognano.models.policy import compute_dtype, load_policy
+from frognano.models.renderer import Renderer, TemplateRenderer, XmlRenderer
+from frognano.models.token_model import TokenModel
+from frognano.rl.checkpoint import load_weights
+from frognano.rl.trainer import Trainer
+from frognano.rollouts.pool import RolloutPool
+from frognano.rollouts.rollout import Judge, ModelFactory, Setting
+from frognano.runs.store import RunStore
+from frognano.sandbox.bubblewrap import BubblewrapSandboxes
+from frognano.taskpilot.workshop import Workshop
+from frognano.tasks.grading import Grader
+from frognano.tasks.repository import RepositoryConfig, load_repositories
+from frognano.tasks.trees import Trees
+
+BASE = "base"
+"""Name of π0, the policy that nothing was trained into."""
+T = TypeVar("T")
+
+
+def cache_folder() -> Path:
+    """What runs share: models, snapshots, environments, baselines."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frognano"
+
+
+class Session:
+    """`torch` work runs in one thread of its own, so that the event loop goes on serving boxes."""
+
+    def __init__(self, recipe: RecipeConfig, store: RunStore, live: Live) -> None:
+        self.recipe, self.store, self.live = recipe, store, live
+        self.started = time.monotonic()
+        self.threads = recipe.model.threads or os.cpu_count() or 1
+        self.repositories = self._chosen_repositories()
+        self.compute = ThreadPoolExecutor(1, "compute", initializer=torch.set_num_threads, initargs=(self.threads,))
+        path = ensure_pocket_model() if recipe.model.path == "pocket" else Path(recipe.model.path)
+        self.policy = load_policy(path, recipe.model.trainable_layers, compute_dtype(recipe.model.dtype))
+        self.renderer = self._renderer(path)
+        self.harness = Leaf({"pocket": POCKET, "default": DEFAULT}[recipe.harness.prompt])
+        self.engine = self.policy.engine(
+            self._static_prefix(), self.renderer.stop_ids, recipe.rollouts.rows, self.threads
+        )
+        self.trainer = Trainer(self.policy, recipe.optimizer, recipe.dppo)
+        self.initial = {k: v.detach().clone() for k, v in self.policy.masters.items()}
+        self.version = BASE
+        self.sandboxes = BubblewrapSandboxes()
+        self.trees = Trees(store.path / "tasks", cache_folder(), self.sandboxes.scratch)
+        self.judge = Judge(Grader(self.sandboxes, self.trees, recipe.grading), store)
+        self.workshop = Workshop(
+            store.path / "tasks",
+            cache_folder(),
+            self.sandboxes,
+            recipe.validation,
+            recipe.harness.style,
+            self._secret(),
+        )
+
+    def _secret(self) -> str:
+        """Makes task ids that mean nothing outside this run and stay the same in it."""
+        held = self.store.done("secret")
+        if held is None:
+            held = os.urandom(8).hex()
+            self.store.finish("secret", held)
+        return str(held)
+
+    def _chosen_repositories(self) -> dict[str, RepositoryConfig]:
+        known = load_repositories(self.recipe.repositories.file)
+        names = (*self.recipe.repositories.train, *self.recipe.repositories.heldout)
+        if missing := [n for n in names if n not in known]:
+            raise ConfigError(f"repositories: unknown {', '.join(missing)}; the pool holds {', '.join(sorted(known))}")
+        return {n: known[n] for n in names}
+
+    def _renderer(self, path: Path) -> Renderer:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        return XmlRenderer(tokenizer) if self.recipe.harness.renderer == "xml" else TemplateRenderer(tokenizer)
+
+    def _static_prefix(self) -> list[int]:
+        """What every prompt of this run begins with: where the prompts of two unlike tasks part."""
+        one, two = (self.renderer.prompt_ids(self.harness.prompt.messages(t), TOOLS) for t in ("a", "Zebra: 7"))
+        same = 0
+        while same < min(len(one), len(two)) and one[same] == two[same]:
+            same += 1
+        return one[:same]
+
+    def setting(self, sampling: Sampling | None = None) -> Setting:
+        return Setting(self.harness, sampling or self.recipe.sampling, self.recipe.budget, self.recipe.box)
+
+    def rollouts(self, sampling: Sampling | None = None) -> RolloutPool:
+        return RolloutPool(
+            self.store,
+            self.setting(sampling),
+            self.sandboxes,
+            self.trees,
+            self.judge,
+            concurrency=self.recipe.rollouts.concurrency,
+            seed=self.recipe.run.seed,
+        )
+
+    def model(self) -> ModelFactory:
+        """Makes the model of one rollout under the weights that the engine holds now."""
+        version = self.version
+
+        def make(session: str, seed: int) -> TokenModel:
+            context = min(self.recipe.budget.max_context_tokens, self.policy.context)
+            return TokenModel(self.engine, self.renderer, policy=version, session=session, context=context, seed=seed)
+
+        return make
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, version: str) -> Path:
+        return self.store.path / "checkpoints" / version
+
+    async def on_compute(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.compute, work, *args)
+
+    async def use(self, version: str) -> None:
+        """Take the weights of a version: the base ones, or those of a checkpoint."""
+        if version == self.version:
+            return
+        weights = self.initial if version == BASE else await self.on_compute(load_weights, self.checkpoint(version))
+        await self.on_compute(self.policy.restore, weights)
+        await self.publish(version)
+
+    async def publish(self, version: str) -> None:
+        """The weights have changed: the sampler forgets what it computed with the old ones."""
+        await asyncio.to_thread(self.engine.refresh)
+        self.version = version
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+        self.compute.shutdown()
+        shutil.rmtree(self.sandboxes.scratch, ignore_errors=True)

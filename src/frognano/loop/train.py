@@ -1,0 +1,246 @@
+"""One iteration of training: updates on this iteration's tasks only, resumable at every one of them.
+
+What happened is a function of the recorded rollouts: after a kill the last checkpoint is taken, and the updates after it are
+computed again from the batches in the store, without sampling anything twice.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from frognano.loop.evaluate import validate_policy
+from frognano.loop.phases import phase
+from frognano.loop.pilot import Repositories, calibrated
+from frognano.loop.session import Session
+from frognano.records import ExitReason, Task, Trajectory, Verdict
+from frognano.rl.checkpoint import load_trainer, save_checkpoint
+from frognano.rl.groups import Group
+from frognano.rl.samples import make_group
+from frognano.rollouts.pool import Wanted
+from frognano.runs.rows import RolloutKey, RolloutRow
+from frognano.taskpilot.allocation import next_rung, pick, saturated, step_weight
+
+
+@dataclass
+class Live:
+    """A training task of this iteration: its rung now, and what its groups at that rung scored."""
+
+    task: Task
+    k: int
+    n: int
+    groups: list[list[bool]] = field(default_factory=list)
+
+    @property
+    def weight(self) -> float:
+        return step_weight(self.k, self.n)
+
+    def saw(self, outcomes: Sequence[bool], patience: int) -> bool:
+        """Take in a training group; False when the task has nothing left to teach and retires."""
+        if outcomes:
+            self.k, self.n = sum(outcomes), len(outcomes)
+            self.groups.append(list(outcomes))
+        direction = saturated(self.groups, patience)
+        if direction == 0:
+            return True
+        rung = next_rung([s.rung for s in self.task.statements], self.task.rung, direction)
+        if rung is None:
+            return False
+        self.task, self.groups, self.k, self.n = self.task.at_rung(rung), [], 0, 0
+        return True
+
+
+def version_name(iteration: int, update: int) -> str:
+    return f"i{iteration}u{update}"
+
+
+class IterationTrainer:
+    def __init__(
+        self, session: Session, repositories: Repositories, iteration: int, start: str, valid: Sequence[Task]
+    ) -> None:
+        self.session, self.repositories, self.iteration = session, repositories, iteration
+        self.start, self.valid = start, valid
+        self.live: dict[str, Live] = {}
+        self._started = self._graded = 0.0
+
+    @property
+    def offset(self) -> int:
+        """Updates of the iterations before this one."""
+        return (self.iteration - 1) * self.session.recipe.train.updates
+
+    async def run(self) -> str:
+        """Train, and return the version with the best validation solve rate (the later one of equals)."""
+        s, c = self.session, self.session.recipe.train
+        selected_step = f"iter{self.iteration}/selected"
+        if (held := s.store.done(selected_step)) is not None:
+            return str(held)
+        s.trainer.reset()
+        scores = {self.start: await self._score(0, self.start)}
+        await s.use(self.start)
+        if done := self._last_checkpoint():
+            version = version_name(self.iteration, done)
+            await s.on_compute(load_trainer, s.checkpoint(version), s.trainer)
+            await s.publish(version)
+        threshold = self._threshold()
+        with phase(s, f"iter{self.iteration}/train", total=c.updates) as progress:
+            for update in range(1, c.updates + 1):
+                version = version_name(self.iteration, update)
+                rows = await self._batch(update, sample=update > done)
+                if update > done and rows:
+                    await self._update(update, version, rows, threshold)
+                self._take_in(rows)
+                if rows and (update % c.valid_every == 0 or update == c.updates):
+                    scores[version] = await self._score(update, version)
+                progress.advance(numbers=self._numbers(rows))
+        best = max(scores.values())
+        selected = [v for v, rate in scores.items() if rate == best][-1]
+        s.store.finish(selected_step, selected)
+        self._forget_checkpoints(keep=selected)
+        return selected
+
+    async def _update(self, update: int, version: str, rows: Sequence[RolloutRow], threshold: int | None) -> None:
+        """One optimizer step. What is written last says that it happened; a kill before that computes it again."""
+        s, c = self.session, self.session.recipe.train
+        metrics = await s.on_compute(s.trainer.update, self._groups(rows, update, threshold))
+        await s.publish(version)
+        if update % c.checkpoint_every == 0 or update == c.updates or update % c.valid_every == 0:
+            await s.on_compute(save_checkpoint, s.checkpoint(version), s.trainer)
+        self._log(update, metrics, rows)
+        s.store.finish(f"iter{self.iteration}/update/{update}", {"policy": version, "rollouts": len(rows)})
+
+    # -- tasks --------------------------------------------------------------------------------------------------
+
+    async def _admit(self, update: int) -> list[Wanted]:
+        """Run the pilot under the policy of now; the fresh rollouts that confirmed the tasks are this update's batch.
+
+        What it admitted is in the journal, so that a resumed run has the same tasks without asking the policy again.
+        """
+        s = self.session
+        step = f"iter{self.iteration}/pilot/{update}"
+        if (held := s.store.done(step)) is None:
+            result = await calibrated(s, self.repositories, self.iteration)
+            for a in result.admitted:
+                s.store.put_task(a.task, f"iter{self.iteration}")
+            told = {"admitted": len(result.admitted), "dropped": len(result.dropped), "rollouts": result.rollouts_used}
+            s.store.log("pilot", self.offset + update, {k: float(v) for k, v in told.items()})
+            held = [[a.task.id, a.task.rung, a.k, a.n, a.confirmed] for a in result.admitted]
+            s.store.finish(step, held)
+        by_id = {t.id: t for t in s.store.tasks(f"iter{self.iteration}")}
+        wanted = []
+        for task_id, rung, k, n, confirmed in held:
+            task = by_id[task_id].at_rung(rung)
+            self.live[task_id] = Live(task, k, n)
+            fresh = [i for start, count in confirmed for i in range(start, start + count)]
+            wanted += [Wanted(task, f"iter{self.iteration}/confirm", i) for i in fresh]
+        return wanted
+
+    def _take_in(self, rows: Sequence[RolloutRow]) -> None:
+        by_task: dict[str, list[bool]] = {}
+        for row in rows:
+            by_task.setdefault(row.key.task_id, []).append(row.resolved)
+        patience = self.session.recipe.train.saturated_after
+        for task_id, outcomes in by_task.items():
+            if task_id in self.live and not self.live[task_id].saw(outcomes, patience):
+                del self.live[task_id]
+
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    async def _batch(self, update: int, sample: bool) -> list[RolloutRow]:
+        """Rows of one update: a draw of the live tasks, or what confirmed new ones. Empty when nothing is left to learn."""
+        s, c = self.session, self.session.recipe.train
+        policy = self.start if update == 1 else version_name(self.iteration, update - 1)
+        self._started, self._graded = time.monotonic(), s.judge.seconds
+        wanted: list[Wanted] = []
+        if update == 1 or len(self.live) < c.replenish_below:
+            wanted = await self._admit(update)
+        if not wanted:
+            step = f"iter{self.iteration}/batch/{update}"
+            if (chosen := s.store.done(step)) is None:
+                weights = {t: live.weight for t, live in self.live.items()}
+                seed = s.recipe.run.seed * 1_000_003 + self.offset + update
+                chosen = [[t, self.live[t].task.rung] for t in pick(weights, c.groups, seed)]
+                s.store.finish(step, chosen)
+            tasks = [self.live[t].task.at_rung(rung) for t, rung in chosen]
+            wanted = [Wanted(t, f"iter{self.iteration}/train/{update}", i) for t in tasks for i in range(c.group_size)]
+        if sample:
+            rows = await s.rollouts().run(wanted, policy, s.model())
+        else:
+            keys = [RolloutKey(w.task.id, w.task.rung, policy, w.purpose, w.index) for w in wanted]
+            rows = [s.store.get(key) for key in keys]
+        return [r for r in rows if r is not None]
+
+    def _groups(self, rows: Sequence[RolloutRow], update: int, threshold: int | None) -> list[Group]:
+        by_group: dict[str, list[tuple[Trajectory, Verdict]]] = {}
+        for row in rows:
+            group = f"{row.key.task_id}@{row.key.rung}/{self.iteration}/{update}"
+            pair = (self.session.store.trajectory(row.trajectory_id), self.session.store.verdict(row.trajectory_id))
+            by_group.setdefault(group, []).append(pair)
+        reward = self.session.recipe.reward
+        return [make_group(g, pairs, reward, self.iteration, threshold) for g, pairs in by_group.items()]
+
+    def _threshold(self) -> int | None:
+        """N of the efficiency reward: as the recipe says, else the median length of the successes so far."""
+        s = self.session
+        if s.recipe.reward.threshold is not None:
+            return s.recipe.reward.threshold
+        step = f"iter{self.iteration}/threshold"
+        if (held := s.store.done(step)) is None:
+            lengths = [
+                r.generated_tokens
+                for i in range(1, self.iteration)
+                for r in s.store.rollouts(purpose=f"iter{i}/")
+                if r.resolved
+            ]
+            held = int(statistics.median(lengths)) if lengths else 0
+            s.store.finish(step, held)
+        return int(held) or None
+
+    # -- checkpoints, validation, words -------------------------------------------------------------------------
+
+    def _last_checkpoint(self) -> int:
+        """The last update of this iteration whose weights are on disk."""
+        finished = len(self.session.store.steps(f"iter{self.iteration}/update/"))
+        for update in range(finished, 0, -1):
+            if (self.session.checkpoint(version_name(self.iteration, update)) / "state.pt").is_file():
+                return update
+        return 0
+
+    def _forget_checkpoints(self, keep: str) -> None:
+        for folder in (self.session.store.path / "checkpoints").glob(f"i{self.iteration}u*"):
+            if folder.name != keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def _score(self, update: int, version: str) -> float:
+        step = f"iter{self.iteration}/valid/{update}"
+        if (held := self.session.store.done(step)) is not None:
+            return float(held)
+        rate, n = await validate_policy(self.session, self.valid, version)
+        self.session.store.log("valid", self.offset + update, {"solve_rate": rate, "n": n, "iteration": self.iteration})
+        self.session.store.finish(step, rate)
+        return rate
+
+    def _log(self, update: int, metrics: dict[str, float], rows: Sequence[RolloutRow]) -> None:
+        n = max(1, len(rows))
+        mean = {
+            "solve_rate": sum(r.resolved for r in rows) / n,
+            "valid_edit": sum(r.valid_edit for r in rows) / n,
+            "truncated": sum(r.exit_reason.truncated for r in rows) / n,
+            "stuck": sum(r.exit_reason is ExitReason.STUCK for r in rows) / n,
+            "turns": sum(r.turns for r in rows) / n,
+            "length": sum(r.generated_tokens for r in rows) / n,
+        }
+        spent = {
+            "sample_seconds": time.monotonic() - self._started - metrics["train_seconds"],
+            "grade_seconds": self.session.judge.seconds - self._graded,
+        }
+        said = {"iteration": self.iteration, "rollouts": len(rows), "live": len(self.live)}
+        self.session.store.log("train", self.offset + update, {**metrics, **mean, **spent, **said})
+
+    def _numbers(self, rows: Sequence[RolloutRow]) -> dict[str, float]:
+        logged = self.session.store.metrics("train")
+        kept = logged[-1][1]["groups_kept"] if logged else 0.0
+        solved = sum(r.resolved for r in rows) / max(1, len(rows))
+        return {"solved": solved, "groups with signal": kept, "live tasks": len(self.live)}
