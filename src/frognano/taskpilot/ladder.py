@@ -127,6 +127,15 @@ def _docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[int, int] 
     return first.lineno - 1, (first.end_lineno or first.lineno) - 1
 
 
+def is_whole(line: str) -> bool:
+    """A statement of its own, not the first line of a longer one."""
+    try:
+        ast.parse(line)
+    except SyntaxError:
+        return False
+    return bool(line)
+
+
 def _happened(example: FailingExample) -> str:
     if example.exception in ("AssertionError", ""):
         if example.actual and example.expected:
@@ -140,7 +149,8 @@ def _contract(example: FailingExample) -> str:
         tail = f", not `{example.actual}`" if example.actual else ""
         crash = f", but {_happened(example)}" if example.exception not in ("AssertionError", "") else ""
         return f"`{example.call}` must be `{example.expected}`{tail}{crash}."
-    return f"`{example.source_line}` fails: {_happened(example)}."
+    happened = _happened(example)
+    return f"`{example.source_line}` fails: {happened}." if is_whole(example.source_line) else f"{happened}."
 
 
 def _lines(code: _Code) -> str:
@@ -160,7 +170,8 @@ def _pocket(rung: int, mutation: Mutation, example: FailingExample, code: _Code)
         where = f"\nFix {name}." if rung == 2 else ""
         said = f" {code.sentence}" if code.sentence else ""
         return f"`{code.signature}`:{said}\nBug: {_contract(example)}{where}"
-    bug = f"{name}:\n{_lines(code)}\nBug: `{example.source_line}` fails."
+    fails = f"`{example.source_line}` fails" if is_whole(example.source_line) else _happened(example)
+    bug = f"{name}:\n{_lines(code)}\nBug: {fails}."
     if rung >= LINE:
         bug += f"\nLine: `{_fault(code)}`." if mutation.after_line else f"\nLine: after `{_fault(code)}`."
     if rung > LINE:

@@ -13,7 +13,7 @@ from frognano.records import Environment, Lineage, Task
 from frognano.sandbox.base import Sandboxes
 from frognano.taskpilot.arrivals import Rejected
 from frognano.taskpilot.example import FailingExample, read_example
-from frognano.taskpilot.ladder import StatementRefused, Style, ladder
+from frognano.taskpilot.ladder import StatementRefused, Style, is_whole, ladder
 from frognano.taskpilot.sources.mutation import Mutation, MutationConfig, propose
 from frognano.tasks import validation
 from frognano.tasks.assembly import assemble
@@ -148,7 +148,7 @@ def _example(validated: Validated) -> FailingExample:
     def unclear(item: tuple[str, Failure]) -> tuple[bool, bool, int, str]:
         test, failure = item
         example = read_example(failure.type, failure.message, failure.source)
-        return (not example.expected, not failure.source.strip(), len(failure.source), test)
+        return (not example.expected, not is_whole(failure.source.strip()), len(failure.source), test)
 
     if not validated.failures:
         return read_example("", "", "")

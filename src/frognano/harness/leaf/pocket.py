@@ -1,4 +1,4 @@
-"""The pocket prompt: three worked episodes, so that a 135M model learns what a call looks like before it is trained.
+"""The pocket prompt: four worked episodes, so that a 135M model learns what a call looks like before it is trained.
 
 Without demonstrations it never calls a tool; with them and an XML-like syntax a few percent of its edits are right, which is
 what reinforcement needs to start from. The demonstrations show other code than any task.
@@ -31,7 +31,7 @@ def _episode(path: str, code: str, fails: str, old: str, new: str, kind: str) ->
 DEMONSTRATIONS = (
     *_episode(
         "lib/util.py",
-        'def triple(x):\n    """Return three times x."""\n    return x + 3',
+        "def triple(x):\n    return x + 3",
         "triple(2) == 6",
         "return x + 3",
         "return x * 3",
@@ -52,6 +52,14 @@ DEMONSTRATIONS = (
         "if n > 5:",
         "if n < 5:",
         "A comparison is wrong",
+    ),
+    *_episode(
+        "src/tools/pairs.py",
+        "class Pair:\n    def both(self, strict=True):\n        return self.left or self.right",
+        "Pair(True, False).both() is False",
+        "return self.left or self.right",
+        "return self.left and self.right",
+        "A boolean operator is wrong",
     ),
 )
 
