@@ -61,7 +61,7 @@ async def measure_baseline(
 
     Tests that are slow in the first run, which is of the whole suite, are left out of the others.
     """
-    said = f"2:{snapshot.tree}:{environment.key}:{snapshot.repository.tests}:{config.model_dump_json()}"
+    said = f"2:{snapshot.tree}:{environment.key}:{snapshot.repository.tests}:{_depends(config)}"
     place = cache / "baselines" / f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
     if place.exists():
         return Baseline.model_validate_json(await asyncio.to_thread(place.read_bytes))
@@ -83,6 +83,12 @@ async def measure_baseline(
     fresh.write_text(baseline.model_dump_json())
     fresh.replace(place)
     return baseline
+
+
+def _depends(config: ValidationConfig) -> str:
+    """The settings that a clean run depends on: those of candidates may change without measuring it again."""
+    kept = {"gold_runs", "max_test_seconds", "suite_cpu_seconds", "wall_seconds", "limits"}
+    return config.model_dump_json(include=kept)
 
 
 async def _clean_run(
