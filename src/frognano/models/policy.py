@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -9,10 +10,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from frognano.models.causal_lm import check_checkpoint
 from frognano.models.engine import TorchEngine
 from frognano.models.llama import FAMILY, LlamaConfig, LlamaWeights
 from frognano.models.packed import Layout, Packed
 from frognano.models.scoring import Scores, head_scores, hidden_states
+from frognano.models.trained import TrainedTensors
+from frognano.models.transformers_policy import TransformersPolicy
 
 
 class PolicyConfig(BaseModel):
@@ -38,7 +42,7 @@ def compute_dtype(name: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
-class LlamaPolicy:
+class LlamaPolicy(TrainedTensors):
     """A policy of the Llama family on the shared-prefix decoder. Masters are fp32; the working copy has `dtype`."""
 
     def __init__(self, path: Path, trainable_layers: int | Literal["all"], dtype: torch.dtype) -> None:
@@ -55,50 +59,20 @@ class LlamaPolicy:
         count = self.config.layers if trainable_layers == "all" else min(trainable_layers, self.config.layers)
         self.frozen_layers = -1 if everything else self.config.layers - count
         """Lowest blocks without gradient; -1: the embedding learns as well."""
-        self._work: dict[str, Tensor] = {}
+        work: dict[str, Tensor] = {}
         for i in range(self.config.layers - count, self.config.layers):
-            self._work.update({f"layers.{i}.{k}": v for k, v in self.weights.layers[i].items()})
+            work.update({f"layers.{i}.{k}": v for k, v in self.weights.layers[i].items()})
         if everything:
-            self._work.update({"embedding": self.weights.embedding, "norm": self.weights.norm})
+            work.update({"embedding": self.weights.embedding, "norm": self.weights.norm})
             if self.weights.head is not self.weights.embedding:
-                self._work["head"] = self.weights.head
-        for tensor in self._work.values():
-            tensor.requires_grad_(True)
-        shared = dtype == torch.float32
-        self.masters = {k: v if shared else v.detach().float() for k, v in self._work.items()}
-        """fp32 tensors that the optimizer steps; the working tensors themselves where those are fp32."""
+                work["head"] = self.weights.head
+        super().__init__(work)
 
     def score(self, packed: Packed, temperature: float) -> Scores:
         """log p of every target under the current weights, at the sampling temperature."""
         layout = Layout.of(packed)
         hidden = hidden_states(self.weights, packed, layout, max(0, self.frozen_layers))
         return head_scores(hidden, self.weights.head, layout.targets, temperature)
-
-    def gradients(self) -> dict[str, Tensor]:
-        """fp32 gradients by name, taken from the working tensors and cleared there."""
-        out = {}
-        for name, tensor in self._work.items():
-            out[name] = torch.zeros_like(tensor, dtype=torch.float32) if tensor.grad is None else tensor.grad.float()
-            tensor.grad = None
-        return out
-
-    @torch.no_grad()
-    def publish(self) -> None:
-        """Copy the masters into the tensors that sampler and scorer compute with."""
-        for name, tensor in self._work.items():
-            if tensor is not self.masters[name]:
-                tensor.copy_(self.masters[name])
-
-    @torch.no_grad()
-    def restore(self, masters: dict[str, Tensor]) -> None:
-        """Take weights back from a checkpoint."""
-        if set(masters) != set(self.masters):
-            raise ValueError(
-                "the checkpoint trains other tensors than this policy: trainable_layers or the model differ"
-            )
-        for name, tensor in masters.items():
-            self.masters[name].copy_(tensor)
-        self.publish()
 
     def save_pretrained(self, folder: Path) -> None:
         """A transformers folder with the current weights, for any other engine."""
@@ -120,13 +94,21 @@ class LlamaPolicy:
         return TorchEngine(self.weights, prefix=prefix, stop_ids=stop_ids, rows=rows, threads=threads)
 
 
-def load_policy(path: Path, trainable_layers: int | Literal["all"], dtype: torch.dtype) -> LlamaPolicy:
-    """The policy of a transformers folder. Raises ValueError where there is none."""
+def load_policy(
+    path: Path, trainable_layers: int | Literal["all"], dtype: torch.dtype
+) -> LlamaPolicy | TransformersPolicy:
+    """The policy of a transformers folder: on our own decoder where it computes this model, else on transformers' forward.
+
+    Raises ValueError, with the remedy, where there is no full causal LM.
+    """
     from transformers import AutoConfig
 
-    if not (path / "config.json").is_file():
-        raise ValueError(f"no model at {path}: expected a transformers folder with config.json and safetensors")
-    config = AutoConfig.from_pretrained(path)
-    if not LlamaConfig.supports(config):
-        raise ValueError(f"{path}: model type {config.model_type} is not of the families {', '.join(FAMILY)}")
-    return LlamaPolicy(path, trainable_layers, dtype)
+    check_checkpoint(path)
+    kind = json.loads((path / "config.json").read_text()).get("model_type")
+    if (
+        kind in FAMILY
+        and LlamaConfig.supports(AutoConfig.from_pretrained(path, trust_remote_code=False))
+        and any(path.glob("*.safetensors"))
+    ):
+        return LlamaPolicy(path, trainable_layers, dtype)
+    return TransformersPolicy(path, trainable_layers, dtype)
