@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -74,7 +75,9 @@ def expected(error: BaseException) -> FrogNanoError | None:
         return ConfigError(error.format_message())
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers", "libcst", "coverage", "uv"):
         return FrogNanoError(f"{error.name} is not installed: run `make setup`, or pip install 'frognano[tasks,train]'")
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, shutil.Error) and "No space left" in str(error):  # copies of trees tell of all files at once
+        error = OSError(errno.ENOSPC, "", str(error.args[0][0][1]) if isinstance(error.args[0], list) else None)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename or "the run or temporary folder"
         return FrogNanoError(f"no space left in {where}: free some and run the same command again; nothing is lost")
     if isinstance(error, OSError) and error.strerror and error.filename:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from frognano.errors import FrogNanoError
 from frognano.loop.evaluate import evaluate_heldout
-from frognano.loop.iterate import HELDOUT, fixed_sets, record_cost, run_iterations
+from frognano.loop.iterate import HELDOUT, fixed_sets, no_task, record_cost, run_iterations
 from frognano.loop.pilot import Repositories, calibrated
 from frognano.loop.recipe import RecipeConfig
-from frognano.loop.session import BASE, Session
+from frognano.loop.session import BASE, Session, check_recipe
 from frognano.loop.train import IterationTrainer
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
@@ -25,6 +25,7 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
     from frognano.analysis.live import Live
 
     recipe = load_recipe(recipe_file, RecipeConfig, overrides)
+    check_recipe(recipe)  # before there is a run folder, which would hold on to what was wrong
     folder = out or Path("runs") / recipe.run.name
     store = RunStore.create(folder, recipe.model_dump(mode="json"))
     try:
@@ -87,9 +88,13 @@ def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:
         repositories = Repositories(session)
         _, valid = await fixed_sets(session, repositories)
         iteration, start = _next(session)
-        version = await IterationTrainer(session, repositories, iteration, start, valid).run()
+        trainer = IterationTrainer(session, repositories, iteration, start, valid)
+        version = await trainer.run()
         session.store.finish(f"policies/{iteration}", version)
-        session.live.say(f"iteration {iteration}: {start} -> {version}; weights in {session.checkpoint(version)}")
+        where = "" if version == BASE else f"; weights in {session.checkpoint(version)}"
+        session.live.say(f"iteration {iteration}: {start} -> {version}{where}")
+        if trainer.nothing_to_learn:
+            session.live.say(no_task(session, iteration, version))
         record_cost(session)
 
     _run(work, recipe, out, overrides)

@@ -9,6 +9,7 @@ from frognano.loop.session import Session
 from frognano.models.base import Sampling
 from frognano.records import Task
 from frognano.rollouts.pool import Wanted
+from frognano.runs.rows import RolloutKey
 
 
 def _sampling(session: Session) -> Sampling:
@@ -17,19 +18,28 @@ def _sampling(session: Session) -> Sampling:
     return base if temperature is None else base.model_copy(update={"temperature": temperature})
 
 
+async def _ready(session: Session, wanted: Sequence[Wanted], version: str) -> None:
+    """Take the weights of a version, unless all that it is asked for is in the store: then it needs none."""
+    keys = (RolloutKey(w.task.id, w.task.rung, version, w.purpose, w.index) for w in wanted)
+    if any(session.store.get(key) is None for key in keys):
+        await session.use(version)
+
+
 async def validate_policy(session: Session, tasks: Sequence[Task], version: str) -> tuple[float, int]:
     """(solve rate, trials) of a policy on the validation set."""
-    await session.use(version)
     wanted = [Wanted(t, "valid", i) for t in tasks for i in range(session.recipe.eval.valid_samples)]
+    await _ready(session, wanted, version)
     rows = [r for r in await session.rollouts(_sampling(session)).run(wanted, version, session.model()) if r]
     return (sum(r.resolved for r in rows) / len(rows) if rows else 0.0), len(rows)
 
 
 async def evaluate_heldout(session: Session, tasks: Sequence[Task], version: str, rungs: Sequence[int]) -> float:
     """Solve rate of a policy on the held-out tasks at their own rung; further rungs are recorded beside it."""
-    await session.use(version)
-    every = [t for rung in (None, *rungs) for t in (tasks if rung is None else [t.at_rung(rung) for t in tasks])]
-    wanted = [Wanted(t, "heldout", i) for t in every for i in range(session.recipe.eval.samples)]
+    others = [
+        t.at_rung(s.rung) for rung in rungs for t in tasks for s in t.statements if s.rung == rung and rung != t.rung
+    ]
+    wanted = [Wanted(t, "heldout", i) for t in (*tasks, *others) for i in range(session.recipe.eval.samples)]
+    await _ready(session, wanted, version)
     with phase(session, f"heldout/{version}", total=len(wanted)) as progress:
         rows = await session.rollouts(_sampling(session)).run(
             wanted, version, session.model(), progress=lambda _: progress.advance()

@@ -31,12 +31,25 @@ async def run_iterations(session: Session) -> list[str]:
     selected = [BASE]
     await evaluate_heldout(session, heldout, BASE, rungs)
     for iteration in range(1, iterations + 1):
-        version = await IterationTrainer(session, repositories, iteration, selected[-1], valid).run()
-        selected.append(version)
-        await evaluate_heldout(session, heldout, version, rungs if iteration == iterations else ())
-        session.store.finish(f"policies/{iteration}", version)
+        trainer = IterationTrainer(session, repositories, iteration, selected[-1], valid)
+        selected.append(await trainer.run())
+        last = iteration == iterations or trainer.nothing_to_learn
+        await evaluate_heldout(session, heldout, selected[-1], rungs if last else ())
+        session.store.finish(f"policies/{iteration}", selected[-1])
+        if trainer.nothing_to_learn:
+            session.live.say(no_task(session, iteration, selected[-1]))
+            break
     record_cost(session)
     return selected
+
+
+def no_task(session: Session, iteration: int, policy: str) -> str:
+    """What to say where an iteration has nothing to train on: the next one would calibrate the same policy anew."""
+    return (
+        f"iteration {iteration}: no task was found that {policy} solves sometimes but not always, so nothing was trained "
+        f"and the run ends here. Raise pilot.rollout_budget (now {session.recipe.pilot_for(iteration).rollout_budget}), "
+        "widen pilot.rule, or name more repositories"
+    )
 
 
 def record_cost(session: Session) -> None:

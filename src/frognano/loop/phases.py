@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def phase(session: Session, name: str, total: int | None = None) -> Iterator[Phase]:
-    """Phases do not overlap. A phase that is entered again, in a resumed run too, adds to its seconds."""
+    """A phase within another takes its seconds from that one, so that all of them add up to the whole. A phase that is
+    entered again, in a resumed run too, adds to its seconds."""
     started = time.monotonic()
-    with session.live.phase(name, total) as progress:
-        yield progress
+    session.inner_seconds.append(0.0)
+    try:
+        with session.live.phase(name, total) as progress:
+            yield progress
+    finally:
+        took, inner = time.monotonic() - started, session.inner_seconds.pop()
+        if session.inner_seconds:
+            session.inner_seconds[-1] += took
     part = len(session.store.steps(f"phase/{name}#"))
-    session.store.finish(f"phase/{name}#{part}", round(time.monotonic() - started, 3))
+    session.store.finish(f"phase/{name}#{part}", round(took - inner, 3))

@@ -89,7 +89,7 @@ async def calibrated(session: Session, repositories: Repositories, iteration: in
     recipe, pool = session.recipe, session.rollouts()
     config = recipe.pilot_for(iteration)
     binding = Binding(session.version, session.harness.name, recipe.budget.name)
-    ledger = StoreLedger(session.store)
+    ledger = StoreLedger(session.store, iteration)
     scope = f"{binding.policy}|{binding.harness}|{binding.budget}"
     taken = {
         d.task_id

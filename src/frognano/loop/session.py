@@ -6,31 +6,34 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
 
 from frognano.analysis.live import Live
-from frognano.errors import ConfigError
+from frognano.errors import ConfigError, FrogNanoError
 from frognano.harness.leaf.agent import Leaf
 from frognano.harness.leaf.pocket import POCKET
 from frognano.harness.leaf.prompt import DEFAULT
 from frognano.harness.leaf.tools import TOOLS
 from frognano.loop.recipe import RecipeConfig
 from frognano.models.base import Sampling
-from frognano.models.pocket import ensure_pocket_model
+from frognano.models.causal_lm import check_checkpoint
+from frognano.models.pocket import PocketModelError, ensure_pocket_model
 from frognano.models.policy import compute_dtype, load_policy
 from frognano.models.renderer import Renderer, TemplateRenderer, XmlRenderer
 from frognano.models.token_model import TokenModel
-from frognano.rl.checkpoint import load_weights
+from frognano.rl.checkpoint import load_trainer, load_weights
 from frognano.rl.trainer import Trainer
 from frognano.rollouts.pool import RolloutPool
 from frognano.rollouts.rollout import Judge, ModelFactory, Setting
 from frognano.runs.store import RunStore
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
+from frognano.sandbox.mounts import find_bwrap
 from frognano.taskpilot.workshop import Workshop
 from frognano.tasks.grading import Grader
 from frognano.tasks.repository import RepositoryConfig, load_repositories
@@ -46,6 +49,43 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frognano"
 
 
+def chosen_repositories(recipe: RecipeConfig) -> dict[str, RepositoryConfig]:
+    file = recipe.repositories.file
+    try:
+        known = load_repositories(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"repositories.file {file} cannot be read ({error}): name a pool of repositories") from error
+    names = (*recipe.repositories.train, *recipe.repositories.heldout)
+    if missing := [n for n in names if n not in known]:
+        raise ConfigError(f"repositories: unknown {', '.join(missing)}; the pool holds {', '.join(sorted(known))}")
+    return {n: known[n] for n in names}
+
+
+def check_recipe(recipe: RecipeConfig) -> None:
+    """What can be known to fail before anything is started: repositories that are not in the pool, a machine without
+    boxes, a folder without a model."""
+    chosen_repositories(recipe)
+    find_bwrap()
+    if recipe.model.path != "pocket":
+        with model_errors(recipe.model.path):
+            check_checkpoint(Path(recipe.model.path))
+
+
+@contextmanager
+def model_errors(path: str) -> Iterator[None]:
+    """Whatever torch, transformers or safetensors say of a model that cannot be loaded, as one line that names it."""
+    try:
+        yield
+    except FrogNanoError:
+        raise
+    except PocketModelError:
+        raise
+    except Exception as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        named = said if path in said else f"model.path {path} cannot be loaded: {said}"
+        raise ConfigError(f"{named[:400]} (model.path: `pocket`, or a folder as save_pretrained writes it)") from error
+
+
 class Session:
     """`torch` work runs in one thread of its own, so that the event loop goes on serving boxes."""
 
@@ -53,11 +93,15 @@ class Session:
         self.recipe, self.store, self.live = recipe, store, live
         self.started = time.monotonic()
         self.threads = recipe.model.threads or os.cpu_count() or 1
-        self.repositories = self._chosen_repositories()
+        self.repositories = chosen_repositories(recipe)
+        self.sandboxes = BubblewrapSandboxes()
+        self.inner_seconds: list[float] = []
+        """Of the phases that are open, outermost first: what phases within them took."""
         self.compute = ThreadPoolExecutor(1, "compute", initializer=torch.set_num_threads, initargs=(self.threads,))
         path = ensure_pocket_model() if recipe.model.path == "pocket" else Path(recipe.model.path)
-        self.policy = load_policy(path, recipe.model.trainable_layers, compute_dtype(recipe.model.dtype))
-        self.renderer = self._renderer(path)
+        with model_errors(str(path)):
+            self.policy = load_policy(path, recipe.model.trainable_layers, compute_dtype(recipe.model.dtype))
+            self.renderer = self._renderer(path)
         self.harness = Leaf({"pocket": POCKET, "default": DEFAULT}[recipe.harness.prompt])
         self.engine = self.policy.engine(
             self._static_prefix(), self.renderer.stop_ids, recipe.rollouts.rows, self.threads
@@ -65,7 +109,6 @@ class Session:
         self.trainer = Trainer(self.policy, recipe.optimizer, recipe.dppo)
         self.initial = {k: v.detach().clone() for k, v in self.policy.masters.items()}
         self.version = BASE
-        self.sandboxes = BubblewrapSandboxes()
         self.trees = Trees(store.path / "tasks", cache_folder(), self.sandboxes.scratch)
         self.judge = Judge(Grader(self.sandboxes, self.trees, recipe.grading), store)
         self.workshop = Workshop(
@@ -85,18 +128,17 @@ class Session:
             self.store.finish("secret", held)
         return str(held)
 
-    def _chosen_repositories(self) -> dict[str, RepositoryConfig]:
-        known = load_repositories(self.recipe.repositories.file)
-        names = (*self.recipe.repositories.train, *self.recipe.repositories.heldout)
-        if missing := [n for n in names if n not in known]:
-            raise ConfigError(f"repositories: unknown {', '.join(missing)}; the pool holds {', '.join(sorted(known))}")
-        return {n: known[n] for n in names}
-
     def _renderer(self, path: Path) -> Renderer:
         from transformers import AutoTokenizer
 
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        return XmlRenderer(tokenizer) if self.recipe.harness.renderer == "xml" else TemplateRenderer(tokenizer)
+        xml = self.recipe.harness.renderer == "xml"
+        renderer: Renderer = XmlRenderer(tokenizer) if xml else TemplateRenderer(tokenizer)
+        if None in renderer.stop_ids:
+            raise ValueError(
+                f"{path}: its tokenizer has no token that ends a reply; set harness.renderer to the other one"
+            )
+        return renderer
 
     def _static_prefix(self) -> list[int]:
         """What every prompt of this run begins with: where the prompts of two unlike tasks part."""
@@ -142,9 +184,27 @@ class Session:
         """Take the weights of a version: the base ones, or those of a checkpoint."""
         if version == self.version:
             return
-        weights = self.initial if version == BASE else await self.on_compute(load_weights, self.checkpoint(version))
-        await self.on_compute(self.policy.restore, weights)
+        with self._checkpoint_errors(version):
+            weights = self.initial if version == BASE else await self.on_compute(load_weights, self.checkpoint(version))
+            await self.on_compute(self.policy.restore, weights)
         await self.publish(version)
+
+    async def resume(self, version: str) -> None:
+        """Take weights and optimizer as they were after the update that made a version."""
+        with self._checkpoint_errors(version):
+            await self.on_compute(load_trainer, self.checkpoint(version), self.trainer)
+        await self.publish(version)
+
+    @contextmanager
+    def _checkpoint_errors(self, version: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # torch.load tells of a damaged file in many ways
+            said = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise FrogNanoError(
+                f"the weights of {version} in {self.checkpoint(version)} cannot be used ({said[:200]}): "
+                "restore them from a copy, or start another run (--out)"
+            ) from error
 
     async def publish(self, version: str) -> None:
         """The weights have changed: the sampler forgets what it computed with the old ones."""

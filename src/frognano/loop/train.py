@@ -6,23 +6,26 @@ computed again from the batches in the store, without sampling anything twice.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from frognano.loop.evaluate import validate_policy
 from frognano.loop.phases import phase
 from frognano.loop.pilot import Repositories, calibrated
 from frognano.loop.session import Session
 from frognano.records import ExitReason, Task, Trajectory, Verdict
-from frognano.rl.checkpoint import load_trainer, save_checkpoint
+from frognano.rl.checkpoint import STATE, save_checkpoint
 from frognano.rl.groups import Group
 from frognano.rl.samples import make_group
 from frognano.rollouts.pool import Wanted
 from frognano.runs.rows import RolloutKey, RolloutRow
 from frognano.taskpilot.allocation import next_rung, pick, saturated, step_weight
+from frognano.tasks.harbor import update_task
 
 
 @dataclass
@@ -57,6 +60,10 @@ def version_name(iteration: int, update: int) -> str:
     return f"i{iteration}u{update}"
 
 
+def has_checkpoint(folder: Path) -> bool:
+    return (folder / STATE).is_file()
+
+
 class IterationTrainer:
     def __init__(
         self, session: Session, repositories: Repositories, iteration: int, start: str, valid: Sequence[Task]
@@ -65,6 +72,11 @@ class IterationTrainer:
         self.start, self.valid = start, valid
         self.live: dict[str, Live] = {}
         self._started = self._graded = 0.0
+
+    @property
+    def nothing_to_learn(self) -> bool:
+        """The iteration's first pilot found no task between 0 and 1, so nothing was trained."""
+        return self.session.store.done(f"iter{self.iteration}/pilot/1") == []
 
     @property
     def offset(self) -> int:
@@ -76,38 +88,52 @@ class IterationTrainer:
         s, c = self.session, self.session.recipe.train
         selected_step = f"iter{self.iteration}/selected"
         if (held := s.store.done(selected_step)) is not None:
+            self._forget_checkpoints(keep=str(held))
             return str(held)
         s.trainer.reset()
         scores = {self.start: await self._score(0, self.start)}
         await s.use(self.start)
-        if done := self._last_checkpoint():
-            version = version_name(self.iteration, done)
-            await s.on_compute(load_trainer, s.checkpoint(version), s.trainer)
-            await s.publish(version)
+        finished = len(s.store.steps(f"iter{self.iteration}/update/"))
+        if computed := self._last_checkpoint(finished):
+            await s.resume(version_name(self.iteration, computed))
         threshold = self._threshold()
+        last = self.start
         with phase(s, f"iter{self.iteration}/train", total=c.updates) as progress:
             for update in range(1, c.updates + 1):
-                version = version_name(self.iteration, update)
-                rows = await self._batch(update, sample=update > done)
-                if update > done and rows:
-                    await self._update(update, version, rows, threshold)
+                rows = await self._batch(update, sample=update > finished)
+                if not rows:
+                    break
+                last = version_name(self.iteration, update)
+                if update > computed:
+                    await self._update(update, last, rows, threshold, again=update <= finished)
                 self._take_in(rows)
-                if rows and (update % c.valid_every == 0 or update == c.updates):
-                    scores[version] = await self._score(update, version)
+                if update % c.valid_every == 0 or update == c.updates:
+                    scores[last] = await self._score(update, last)
                 progress.advance(numbers=self._numbers(rows))
+            if last not in scores:  # nothing was left to learn before the next validation was due
+                if not has_checkpoint(s.checkpoint(last)):
+                    await s.on_compute(save_checkpoint, s.checkpoint(last), s.trainer)
+                scores[last] = await self._score(update - 1, last)
         best = max(scores.values())
         selected = [v for v, rate in scores.items() if rate == best][-1]
         s.store.finish(selected_step, selected)
         self._forget_checkpoints(keep=selected)
         return selected
 
-    async def _update(self, update: int, version: str, rows: Sequence[RolloutRow], threshold: int | None) -> None:
-        """One optimizer step. What is written last says that it happened; a kill before that computes it again."""
+    async def _update(
+        self, update: int, version: str, rows: Sequence[RolloutRow], threshold: int | None, again: bool
+    ) -> None:
+        """One optimizer step. What is written last says that it happened; a kill before that computes it again.
+
+        `again`: it happened, but its weights went with a killed process. Its numbers stand as they were written.
+        """
         s, c = self.session, self.session.recipe.train
         metrics = await s.on_compute(s.trainer.update, self._groups(rows, update, threshold))
         await s.publish(version)
         if update % c.checkpoint_every == 0 or update == c.updates or update % c.valid_every == 0:
             await s.on_compute(save_checkpoint, s.checkpoint(version), s.trainer)
+        if again:
+            return
         self._log(update, metrics, rows)
         s.store.finish(f"iter{self.iteration}/update/{update}", {"policy": version, "rollouts": len(rows)})
 
@@ -123,6 +149,7 @@ class IterationTrainer:
         if (held := s.store.done(step)) is None:
             result = await calibrated(s, self.repositories, self.iteration)
             for a in result.admitted:
+                await asyncio.to_thread(update_task, s.store.path / "tasks", a.task)
                 s.store.put_task(a.task, f"iter{self.iteration}")
             told = {"admitted": len(result.admitted), "dropped": len(result.dropped), "rollouts": result.rollouts_used}
             s.store.log("pilot", self.offset + update, {k: float(v) for k, v in told.items()})
@@ -200,13 +227,12 @@ class IterationTrainer:
 
     # -- checkpoints, validation, words -------------------------------------------------------------------------
 
-    def _last_checkpoint(self) -> int:
-        """The last update of this iteration whose weights are on disk."""
-        finished = len(self.session.store.steps(f"iter{self.iteration}/update/"))
-        for update in range(finished, 0, -1):
-            if (self.session.checkpoint(version_name(self.iteration, update)) / "state.pt").is_file():
-                return update
-        return 0
+    def _last_checkpoint(self, finished: int) -> int:
+        """The last of the finished updates whose weights are on disk; 0 for none."""
+        kept = (
+            has_checkpoint(self.session.checkpoint(version_name(self.iteration, u))) for u in range(finished, 0, -1)
+        )
+        return next((finished - i for i, there in enumerate(kept) if there), 0)
 
     def _forget_checkpoints(self, keep: str) -> None:
         for folder in (self.session.store.path / "checkpoints").glob(f"i{self.iteration}u*"):

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
+from frognano.errors import FrogNanoError
 from frognano.records import Task
 from frognano.runs.store import RunStore
 from frognano.taskpilot.arrivals import Rejected
@@ -47,6 +48,11 @@ class CandidateStream:
         self.tried += 1
         if making is None:
             held = self._journal[step]
+            if held["task"] != proposal.id:
+                raise FrogNanoError(
+                    f"candidate {number} of `{self.purpose}` was {held['task']} when the run began, now it is {proposal.id}: "
+                    "a repository, its clean runs or FrogNano have changed; put them back, or start another run (--out)"
+                )
             if held["reason"]:
                 return Rejected(proposal.id, held["reason"], held["detail"])
             task = self._tasks[held["task"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,8 @@ class Workshop:
     ) -> None:
         self.root, self.cache, self.sandboxes = root, cache, sandboxes
         self.config, self.style, self.secret = config, style, secret
+        for left in (*root.glob(".new-*"), *root.glob(".tree-*")):  # by a process that was killed: a run has one writer
+            shutil.rmtree(left, ignore_errors=True)
 
     async def prepare(self, repository: RepositoryConfig) -> Prepared:
         """Snapshot, environment and clean runs; a TaskError says why a repository cannot be used."""
