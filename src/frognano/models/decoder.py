@@ -20,11 +20,11 @@ from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table, sof
 class Decoder:
     """Rows with their memory. `groups[s]` is the group of row s, `seen[s]` whether it comes after the static prefix."""
 
-    def __init__(self, weights: LlamaWeights, rows_per_group: int) -> None:
+    def __init__(self, weights: LlamaWeights) -> None:
         self.weights = weights
         c, dtype = weights.config, weights.embedding.dtype
         self.prefix = PrefixMemory(weights, [])
-        self.group = GroupMemory(c, dtype, rows_per_group)
+        self.group = GroupMemory(c, dtype)
         self.row = RowMemory(c, dtype)
         self.groups: list[int] = []
         self.seen: list[bool] = []
@@ -42,8 +42,9 @@ class Decoder:
         if self.groups:
             raise RuntimeError("the static prefix cannot change while rows are live")
         self.prefix = PrefixMemory(self.weights, ids)
-        self.group = GroupMemory(self.weights.config, self._cos.dtype, self.group.rows)
+        self.group = GroupMemory(self.weights.config, self._cos.dtype)
 
+    @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, V], fp32."""
         return F.linear(hidden, self.weights.head).float()
@@ -109,7 +110,7 @@ class Decoder:
         write_rows = index[:, None].expand(n, length)
         write_at = own_before[:, None] + step
         layer_number = 0
-        r_heads = c.heads // c.kv_heads
+        shared_by = c.heads // c.kv_heads  # query heads a key head (R)
 
         def spread(z: Tensor) -> Tensor:
             return z.new_zeros(slots, *z.shape[1:]).index_copy(0, index, z) if dense else z
@@ -124,12 +125,12 @@ class Decoder:
                 keys, values = keys[index], values[index]
             # queries: [A, K, R*T, E]
             q = (
-                q.view(n, length, c.kv_heads, r_heads, -1)
+                q.view(n, length, c.kv_heads, shared_by, -1)
                 .permute(0, 2, 3, 1, 4)
-                .reshape(n, c.kv_heads, r_heads * length, -1)
+                .reshape(n, c.kv_heads, shared_by * length, -1)
             )
             own = spread(q) @ keys.transpose(-1, -2)
-            own = (own[index] if dense else own).unflatten(2, (r_heads, length)) + own_mask
+            own = (own[index] if dense else own).unflatten(2, (shared_by, length)) + own_mask
             scores = [own.flatten(2, 3)]
             grid = q.new_zeros(g * m, *q.shape[1:]).index_copy(0, cell, q)
             grid = grid.view(g, m, c.kv_heads, -1, c.head_width).transpose(1, 2).flatten(2, 3)  # [G, K, M*R*T, E]
@@ -143,12 +144,13 @@ class Decoder:
             out = spread(p[0]) @ values
             out = out[index] if dense else out
             weights = p[1].new_zeros(g * m, *p[1].shape[1:]).index_copy(0, cell, p[1])
-            weights = weights.view(g, m, c.kv_heads, r_heads * length, -1).transpose(1, 2).flatten(2, 3)
+            weights = weights.view(g, m, c.kv_heads, shared_by * length, -1).transpose(1, 2).flatten(2, 3)
             read = weights @ self.group.values[i]
-            out = out + read.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]
+            out = out + read.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]  # [A, K, R*T, E]
             if self.prefix.ids:
                 out = out + read_shared(p[2], self.prefix.values[i])
-            return out.view(n, c.kv_heads, r_heads, length, -1).permute(0, 3, 1, 2, 4).reshape(n * length, -1)
+            by_token: Tensor = out.view(n, c.kv_heads, shared_by, length, -1).permute(0, 3, 1, 2, 4)
+            return by_token.reshape(n * length, -1)
 
         for layer_number, layer in enumerate(self.weights.layers):  # noqa: B007  (read by `attend`)
             x = block(c, layer, x, cos, sin, attend)

@@ -68,9 +68,8 @@ def read_shared(p: Tensor, v: Tensor) -> Tensor:
 class GroupMemory:
     """Keys and values of the groups' prompts (after the prefix): per layer [G, K, T, E], padded to the longest."""
 
-    def __init__(self, config: LlamaConfig, dtype: torch.dtype, rows: int) -> None:
-        self.config, self.dtype, self.rows = config, dtype, rows
-        """`rows`: how many rows of one group are attended together."""
+    def __init__(self, config: LlamaConfig, dtype: torch.dtype) -> None:
+        self.config, self.dtype = config, dtype
         self.lengths: list[int] = []
         self.keys: list[Tensor] = [torch.zeros(0, config.kv_heads, 0, config.head_width, dtype=dtype)] * config.layers
         self.values = list(self.keys)
@@ -155,24 +154,24 @@ class RowMemory:
         self.values = list(self.keys)
 
     def add(self, rows: int) -> None:
-        def more(z: Tensor) -> Tensor:
-            return torch.cat([z, z.new_zeros(rows, *z.shape[1:])])
-
+        """Their memory is taken at the next `reserve`: many that join one by one cost one copy of the rest."""
         self.lengths = torch.cat([self.lengths, torch.zeros(rows, dtype=torch.long)])
-        self.keys, self.values = [more(k) for k in self.keys], [more(v) for v in self.values]
 
     def keep(self, rows: list[int]) -> None:
+        self.reserve(0)
         index = torch.tensor(rows, dtype=torch.long)
         self.lengths = self.lengths[index]
         self.keys, self.values = [k[index] for k in self.keys], [v[index] for v in self.values]
 
     def reserve(self, length: int) -> None:
         """Make room for rows of `length` tokens."""
-        if length <= self.capacity:
+        if length > self.capacity:
+            self.capacity = max(length, 2 * self.capacity)
+        rows, _, capacity, _ = self.keys[0].shape
+        if rows == len(self.lengths) and capacity == self.capacity:
             return
-        self.capacity = max(length, 2 * self.capacity)
 
-        def longer(z: Tensor) -> Tensor:
-            return torch.nn.functional.pad(z, (0, 0, 0, self.capacity - z.shape[2]))
+        def larger(z: Tensor) -> Tensor:
+            return torch.nn.functional.pad(z, (0, 0, 0, self.capacity - capacity, 0, 0, 0, len(self.lengths) - rows))
 
-        self.keys, self.values = [longer(k) for k in self.keys], [longer(v) for v in self.values]
+        self.keys, self.values = [larger(k) for k in self.keys], [larger(v) for v in self.values]

@@ -32,6 +32,8 @@ class LlamaConfig:
     eps: float
     rope_theta: float
     context: int
+    tied: bool
+    """The head is the embedding."""
 
     @staticmethod
     def supports(config: Any) -> bool:
@@ -42,6 +44,7 @@ class LlamaConfig:
             and config.hidden_act == "silu"
             and rope.get("rope_type", "default") == "default"
             and not getattr(config, "mlp_bias", False)
+            and not getattr(config, "attention_bias", False)  # it would put a bias on the output projection too
             and not getattr(config, "use_sliding_window", False)
             and getattr(config, "sliding_window", None) is None
         )
@@ -57,8 +60,9 @@ class LlamaConfig:
             head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             vocabulary=config.vocab_size,
             eps=config.rms_norm_eps,
-            rope_theta=float(rope.get("rope_theta") or getattr(config, "rope_theta", 10_000.0)),
+            rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else config.rope_theta),
             context=config.max_position_embeddings,
+            tied=bool(config.tie_word_embeddings),
         )
 
 
@@ -104,7 +108,7 @@ class LlamaWeights:
                 )
             layers.append(layer)
         embedding = get("model.embed_tokens.weight")
-        head = get("lm_head.weight") if "lm_head.weight" in state else embedding
+        head = embedding if config.tied else get("lm_head.weight")
         return cls(config, embedding, head, get("model.norm.weight"), layers)
 
     def to_state(self) -> dict[str, Tensor]:

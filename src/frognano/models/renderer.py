@@ -115,22 +115,26 @@ class XmlRenderer:
         ]
         calls: list[ToolCall] = []
         rest, at = [], 0
+
+        def between(words: str) -> None:
+            """What is left beside the calls: text, or a call that is none."""
+            rest.append(words)
+            if m := self._LOOKS_LIKE.search(words):
+                error = f"Malformed {m.group(1)} call: a tag or an attribute is missing."
+                calls.append(_call(m.group(1).capitalize(), {}, error))
+
         for start, end, call in sorted(found, key=lambda f: f[:2]):
             if start < at:  # a call quoted inside another one's text is text
                 continue
-            rest.append(text[at:start])
+            between(text[at:start])
             calls.append(call)
             at = end
-        rest.append(text[at:])
-        outside = "".join(rest).strip()
-        if not calls and (m := self._LOOKS_LIKE.search(text)):
-            name = m.group(1).capitalize()
-            calls.append(_call(name, {}, f"Malformed {m.group(1)} call: a tag or an attribute is missing."))
-        return outside, tuple(calls)
+        between(text[at:])
+        return "".join(rest).strip(), tuple(calls)
 
 
 class TemplateRenderer:
-    """Any model with a chat template that knows tools; calls as Hermes JSON, `<tool_call>{"name":…,"arguments":…}</tool_call>`."""
+    """Any model whose chat template knows tools; calls as Hermes JSON, `<tool_call>{"name":…,"arguments":…}</tool_call>`."""
 
     name = "template"
 

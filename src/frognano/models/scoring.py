@@ -110,7 +110,8 @@ class _FrozenHead(torch.autograd.Function):
 def head_scores(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk: int = 512) -> Scores:
     """Scores of targets [n] given hidden states [n, D] and the output matrix [V, D], never holding [n, V]."""
     if not head.requires_grad:
-        return Scores(*_FrozenHead.apply(hidden, head, targets, temperature, chunk))
+        logp, entropy = _FrozenHead.apply(hidden, head, targets, temperature, chunk)  # type: ignore[no-untyped-call]
+        return Scores(logp, entropy)
 
     def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logs = torch.log_softmax(F.linear(hidden, head).float() / temperature, -1)

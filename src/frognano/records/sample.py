@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from frognano.records.base import Record
+from frognano.records.tokens import check_tokens
 
 
 class Sample(Record):
@@ -26,9 +27,7 @@ class Sample(Record):
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
-        n = len(self.response_ids)
-        if n != len(self.loss_mask) or n != len(self.logprobs):
-            raise ValueError(f"sample of {self.trajectory_id}: ids, loss mask and log-probs differ in length")
+        check_tokens(self.response_ids, self.loss_mask, self.logprobs)
         return self
 
     @property

@@ -8,10 +8,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from frognano.records.base import Record
+from frognano.records.tokens import check_tokens
 
 
 class ExitReason(StrEnum):
-    """Why a run ended. All but the last three are graded on the state of the repository."""
+    """Why a run ended. All but the last four are graded on the state of the repository."""
 
     AGENT = "agent"
     MAX_TURNS = "max_turns"
@@ -85,15 +86,7 @@ class Segment(Record):
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
-        if not len(self.ids) == len(self.loss_mask) == len(self.logprobs):
-            raise ValueError(f"{len(self.ids)} ids, {len(self.loss_mask)} mask, {len(self.logprobs)} log-probs")
-        for mask, logprob in zip(self.loss_mask, self.logprobs, strict=True):
-            if mask not in (0, 1):
-                raise ValueError(f"loss mask holds {mask}, allowed are 0 and 1")
-            if mask == 0 and logprob != 0.0:
-                raise ValueError("an observation token carries a log-prob")
-            if not (logprob <= 1e-6):  # also refuses NaN
-                raise ValueError(f"log-prob {logprob} is not that of a probability")
+        check_tokens(self.ids, self.loss_mask, self.logprobs)
         return self
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -15,24 +14,37 @@ STATE = "state.pt"
 
 
 def save_checkpoint(folder: Path, trainer: Trainer) -> None:
-    """Written beside, flushed, then renamed: a reader sees a whole checkpoint or none. ENOSPC passes as OSError."""
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
+    """One file, written beside, flushed, then renamed over: a reader sees the old one or the new one, whole.
+
+    A full disk passes as OSError and leaves the old one. What a killed save left behind goes with the next save.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(f".{STATE}.*"):
+        leftover.unlink()
+    fresh = folder / f".{STATE}.{os.getpid()}"
+    state = {
+        "masters": {k: v.detach() for k, v in trainer.policy.masters.items()},
+        "optimizer": trainer.optimizer.state_dict(),
+        "step": trainer.step,
+    }
     try:
-        state = {
-            "masters": {k: v.detach() for k, v in trainer.policy.masters.items()},
-            "optimizer": trainer.optimizer.state_dict(),
-            "step": trainer.step,
-        }
-        with open(fresh / STATE, "wb") as file:
-            torch.save(state, file)
+        with fresh.open("wb") as file:
+            _write(state, file)
             file.flush()
             os.fsync(file.fileno())
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
+        fresh.replace(folder / STATE)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _write(state: dict[str, Any], file: BinaryIO) -> None:
+    """torch tells of a failed write as a RuntimeError about its zip archive: raise what the disk said instead."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
         raise
 
 

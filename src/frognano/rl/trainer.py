@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frognano.models.packed import Packed
 from frognano.models.scoring import Scores
-from frognano.rl.dppo import DppoConfig, dppo_loss
+from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss
 from frognano.rl.groups import Group, split
 from frognano.rl.packing import micro_batches
 
@@ -77,8 +77,12 @@ class Trainer:
         dropped_pos = dropped_neg = 0
         for batch in micro_batches(kept, self.config.micro_batch_tokens):
             scores = self.policy.score(batch.packed, batch.temperature)
-            loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
-            loss.value.backward()  # type: ignore[no-untyped-call]
+            try:
+                loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
+            except NonFiniteRatio:
+                self.policy.gradients()  # or the part summed so far would slip into the next update
+                raise
+            loss.value.backward()
             value += float(loss.value.detach())
             entropy += float(scores.entropy.sum())
             diff += loss.sum_abs_diff
@@ -105,13 +109,20 @@ class Trainer:
         c = self.config
         for name, master in self.policy.masters.items():
             master.grad = gradients[name]
-        norm = torch.nn.utils.clip_grad_norm_(list(self.policy.masters.values()), c.clip, error_if_nonfinite=True)
+        try:
+            norm = torch.nn.utils.clip_grad_norm_(list(self.policy.masters.values()), c.clip, error_if_nonfinite=True)
+        except RuntimeError:
+            self._drop_gradients()
+            raise
         self.step += 1
         rate = c.learning_rate * (min(1.0, self.step / c.warmup) if c.warmup else 1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        for master in self.policy.masters.values():
-            master.grad = None
+        self._drop_gradients()
         self.policy.publish()
         return float(norm)
+
+    def _drop_gradients(self) -> None:
+        for master in self.policy.masters.values():
+            master.grad = None

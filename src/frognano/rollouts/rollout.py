@@ -49,8 +49,13 @@ class Judge:
         key = (task.id, hashlib.sha256(patch).hexdigest())
         if (known := self.store.grade(*key)) is not None:
             return known
-        if (running := self._running.get(key)) is not None:
-            return await asyncio.shield(running)
+        while (running := self._running.get(key)) is not None:
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                asker = asyncio.current_task()
+                if not running.cancelled() or (asker and asker.cancelling()):
+                    raise  # else only the one who graded was cancelled: take over
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._running[key] = future
         try:
@@ -60,10 +65,12 @@ class Judge:
                 self.store.put_grade(*key, verdict)
             future.set_result(verdict)
             return verdict
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
         except BaseException as error:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # it is raised here; whoever waits gets it too
+            future.set_exception(error)
+            future.exception()  # it is raised here; whoever waits gets it too
             raise
         finally:
             del self._running[key]
