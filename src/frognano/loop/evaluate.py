@@ -35,9 +35,8 @@ async def validate_policy(session: Session, tasks: Sequence[Task], version: str)
 
 async def evaluate_heldout(session: Session, tasks: Sequence[Task], version: str, rungs: Sequence[int]) -> float:
     """Solve rate of a policy on the held-out tasks at their own rung; further rungs are recorded beside it."""
-    others = [
-        t.at_rung(s.rung) for rung in rungs for t in tasks for s in t.statements if s.rung == rung and rung != t.rung
-    ]
+    some = tasks[: session.recipe.eval.rung_tasks]
+    others = [t.at_rung(s.rung) for rung in rungs for t in some for s in t.statements if s.rung == rung != t.rung]
     wanted = [Wanted(t, "heldout", i) for t in (*tasks, *others) for i in range(session.recipe.eval.samples)]
     await _ready(session, wanted, version)
     with phase(session, f"heldout/{version}", total=len(wanted)) as progress:

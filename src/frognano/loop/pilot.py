@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -26,11 +27,18 @@ class Repositories:
         self._prepared: dict[str, Prepared] = {}
 
     async def all(self, names: Sequence[str]) -> list[Prepared]:
-        with phase(self.session, "repositories", total=len(names)) as progress:
-            for name in names:
-                if name not in self._prepared:
+        missing = [n for n in names if n not in self._prepared]
+        slots = asyncio.Semaphore(self.session.recipe.repositories.workers)
+        with phase(self.session, "repositories", total=len(missing)) as progress:
+
+            async def one(name: str) -> None:
+                async with slots:
                     self._prepared[name] = await self.session.workshop.prepare(self.session.repositories[name])
                 progress.advance()
+
+            async with asyncio.TaskGroup() as group:
+                for name in missing:
+                    group.create_task(one(name))
         return [self._prepared[n] for n in names]
 
 

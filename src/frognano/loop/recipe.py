@@ -85,6 +85,7 @@ class EvalConfig(_Section):
     samples: int = Field(1, ge=1, description="Rollouts per held-out task.")
     valid_samples: int = Field(1, ge=1)
     temperature: float | None = Field(None, ge=0, description="none: that of training.")
+    rung_tasks: int = Field(100, ge=1, description="How many of the held-out tasks are measured at further rungs.")
     rungs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="Further rungs, for the first and the last policy."
     )
