@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +26,15 @@ def register(app: typer.Typer) -> None:
         app.command(command.__name__.rstrip("_"), context_settings=_SETTINGS, epilog=_EPILOG)(command)
 
 
+def _share_cores() -> None:
+    """Compute threads that wait must sleep, not spin: boxes need the cores. Read by OpenMP when torch is first imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def loop(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
     """Run it all: make tasks, train on them, repeat, evaluate, report."""
     overrides = _overrides(context, recipe)
+    _share_cores()
     from frognano.loop.commands import run_loop
 
     run_loop(recipe, out, overrides)
@@ -36,6 +43,7 @@ def loop(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
 def pilot(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
     """Make tasks that are calibrated to the current policy."""
     overrides = _overrides(context, recipe)
+    _share_cores()
     from frognano.loop.commands import run_pilot
 
     run_pilot(recipe, out, overrides)
@@ -44,6 +52,7 @@ def pilot(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
 def train(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
     """Train the policy on the tasks that pilot made."""
     overrides = _overrides(context, recipe)
+    _share_cores()
     from frognano.loop.commands import run_train
 
     run_train(recipe, out, overrides)
@@ -52,6 +61,7 @@ def train(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
 def eval_(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
     """Measure the policies of a run on the held-out tasks."""
     overrides = _overrides(context, recipe)
+    _share_cores()
     from frognano.loop.commands import run_eval
 
     run_eval(recipe, out, overrides)

@@ -26,7 +26,7 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
 
     recipe = load_recipe(recipe_file, RecipeConfig, overrides)
     check_recipe(recipe)  # before there is a run folder, which would hold on to what was wrong
-    folder = out or Path("runs") / recipe.run.name
+    folder = (out or Path("runs") / recipe.run.name).absolute()  # git and boxes are started in other folders
     store = RunStore.create(folder, recipe.model_dump(mode="json"))
     try:
         with Live() as live, Session(recipe, store, live) as session:

@@ -51,9 +51,7 @@ class RepositoriesConfig(_Section):
 
 
 class HarnessConfig(_Section):
-    prompt: Literal["default", "pocket"] = Field(
-        "default", description="pocket: three demonstrations for a tiny model."
-    )
+    prompt: Literal["default", "pocket"] = Field("default", description="pocket: four demonstrations for a tiny model.")
     renderer: Literal["template", "xml"] = Field(
         "template", description="The model's own chat template, or XML-like calls."
     )

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 def cache_folder() -> Path:
     """What runs share: models, snapshots, environments, baselines."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frognano"
+    return (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frognano").absolute()
 
 
 def chosen_repositories(recipe: RecipeConfig) -> dict[str, RepositoryConfig]:

@@ -128,13 +128,14 @@ class IterationTrainer:
         `again`: it happened, but its weights went with a killed process. Its numbers stand as they were written.
         """
         s, c = self.session, self.session.recipe.train
-        metrics = await s.on_compute(s.trainer.update, self._groups(rows, update, threshold))
+        groups = self._groups(rows, update, threshold)
+        metrics = await s.on_compute(s.trainer.update, groups)
         await s.publish(version)
         if update % c.checkpoint_every == 0 or update == c.updates or update % c.valid_every == 0:
             await s.on_compute(save_checkpoint, s.checkpoint(version), s.trainer)
         if again:
             return
-        self._log(update, metrics, rows)
+        self._log(update, metrics, rows, groups)
         s.store.finish(f"iter{self.iteration}/update/{update}", {"policy": version, "rollouts": len(rows)})
 
     # -- tasks --------------------------------------------------------------------------------------------------
@@ -248,12 +249,16 @@ class IterationTrainer:
         self.session.store.finish(step, rate)
         return rate
 
-    def _log(self, update: int, metrics: dict[str, float], rows: Sequence[RolloutRow]) -> None:
+    def _log(self, update: int, metrics: dict[str, float], rows: Sequence[RolloutRow], groups: Sequence[Group]) -> None:
         n = max(1, len(rows))
+        rewards = [shaped for g in groups for _, shaped in g.rewards().values()]
+        calls = sum(r.fresh["calls"] for r in rows)
         mean = {
             "solve_rate": sum(r.resolved for r in rows) / n,
             "valid_edit": sum(r.valid_edit for r in rows) / n,
             "truncated": sum(r.exit_reason.truncated for r in rows) / n,
+            "reward": sum(rewards) / max(1, len(rewards)),
+            "tool_errors": sum(r.fresh["failed_calls"] for r in rows) / max(1, calls),
             "stuck": sum(r.exit_reason is ExitReason.STUCK for r in rows) / n,
             "turns": sum(r.turns for r in rows) / n,
             "length": sum(r.generated_tokens for r in rows) / n,

@@ -60,7 +60,7 @@ class LlamaConfig:
             head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             vocabulary=config.vocab_size,
             eps=config.rms_norm_eps,
-            rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else config.rope_theta),
+            rope_theta=float(rope["rope_theta"] if "rope_theta" in rope else config.rope_theta),  # noqa: SIM401
             context=config.max_position_embeddings,
             tied=bool(config.tie_word_embeddings),
         )

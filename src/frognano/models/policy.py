@@ -29,15 +29,13 @@ class PolicyConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto: bfloat16 where the CPU computes it."
     )
-    threads: int = Field(0, ge=0, description="Compute threads; 0: one per physical core.")
+    threads: int = Field(0, ge=0, description="Compute threads; 0: one per core.")
 
 
 def compute_dtype(name: str) -> torch.dtype:
     """`auto` is bfloat16 only where the processor multiplies it natively: emulated it is several times slower than fp32."""
     if name == "auto":
-        native = (
-            torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        )
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         return torch.bfloat16 if native else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 

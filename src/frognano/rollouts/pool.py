@@ -77,7 +77,7 @@ class RolloutPool:
                 )
                 if trajectory is not None and verdict.counts:
                     self._check(trajectory, policy)
-                    self.store.put_rollout(key, trajectory, verdict)
+                    self.store.put_rollout(key, trajectory, verdict, _calls(trajectory))
                     return self.store.get(key)
         self.lost += 1
         self.store.reject(f"{key}", "infrastructure_error", verdict.evidence)
@@ -91,3 +91,9 @@ class RolloutPool:
     def read(self, rows: Sequence[RolloutRow | None]) -> list[tuple[Trajectory, Verdict]]:
         """The full records of rows, those that were left out are skipped."""
         return [(self.store.trajectory(r.trajectory_id), self.store.verdict(r.trajectory_id)) for r in rows if r]
+
+
+def _calls(trajectory: Trajectory) -> dict[str, int]:
+    """How many tool calls there were and how many failed: told by the row, without opening the file."""
+    results = [r for t in trajectory.turns for r in t.results]
+    return {"calls": len(results), "failed_calls": sum(not r.ok for r in results)}

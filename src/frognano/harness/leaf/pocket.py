@@ -23,7 +23,9 @@ def _episode(path: str, code: str, fails: str, old: str, new: str, kind: str) ->
             role="user", content=f"{path}:\n{code}\nBug: `assert {fails}` fails.\nLine: `{old}`.\n{kind}.\nFix {path}."
         ),
         Message(role="assistant", tool_calls=(ToolCall(id="demo", name="Edit", arguments=arguments),)),
-        Message(role="tool", results=(ToolResult(call_id="demo", ok=True, text=f"Edited {path} at line {where}."),)),
+        Message(
+            role="tool", results=(ToolResult(call_id="demo", ok=True, text=f"Edited /repo/{path} at line {where}."),)
+        ),
         Message(role="assistant", content="Done."),
     )
 
