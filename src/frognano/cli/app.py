@@ -80,6 +80,8 @@ def expected(error: BaseException) -> FrogNanoError | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename or "the run or temporary folder"
         return FrogNanoError(f"no space left in {where}: free some and run the same command again; nothing is lost")
+    if type(error).__name__ == "TimeoutExpired":  # of subprocess: pip, uv or git on a slow network
+        return FrogNanoError(f"{str(error)[:300]}: check the network, then run the same command again")
     if isinstance(error, OSError) and error.strerror and error.filename:
         return FrogNanoError(f"{error.filename}: {error.strerror}")
     return None

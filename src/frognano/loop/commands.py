@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from frognano.loop.pilot import Repositories, calibrated
 from frognano.loop.recipe import RecipeConfig
 from frognano.loop.session import BASE, Session, check_recipe
 from frognano.loop.train import IterationTrainer
+from frognano.runs.files import StoreError, no_space
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
 
@@ -27,12 +29,24 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
     recipe = load_recipe(recipe_file, RecipeConfig, overrides)
     check_recipe(recipe)  # before there is a run folder, which would hold on to what was wrong
     folder = (out or Path("runs") / recipe.run.name).absolute()  # git and boxes are started in other folders
-    store = RunStore.create(folder, recipe.model_dump(mode="json"))
+    with _full_disk(folder):
+        store = RunStore.create(folder, recipe.model_dump(mode="json"))
+        try:
+            with Live() as live, Session(recipe, store, live) as session:
+                yield session
+        finally:
+            store.close()
+
+
+@contextmanager
+def _full_disk(folder: Path) -> Iterator[None]:
+    """SQLite calls it an I/O error when the disk has no room for the memory that it shares between processes."""
     try:
-        with Live() as live, Session(recipe, store, live) as session:
-            yield session
-    finally:
-        store.close()
+        yield
+    except StoreError as error:
+        if "disk I/O error" in str(error) and shutil.disk_usage(folder).free < 1 << 20:
+            raise no_space(folder) from error
+        raise
 
 
 def _run(work: Callable[[Session], Awaitable[None]], recipe: Path, out: Path | None, overrides: Overrides) -> Path:

@@ -84,9 +84,10 @@ async def fixed_set(
                     tasks.append(candidate)
                     progress.advance()
     if len(tasks) < count:
+        share = "raise repositories.valid_share, " if part == "valid" else ""
         raise FrogNanoError(
             f"only {len(tasks)} of {count} {purpose} tasks could be made from {', '.join(names)}: "
-            "name more repositories, or lower the number in [eval]"
+            f"name more repositories, {share}or lower eval.{purpose}_tasks"
         )
     session.store.finish(step, [t.id for t in tasks])
     return tasks
