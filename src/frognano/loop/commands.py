@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ from frognano.loop.evaluate import evaluate_heldout
 from frognano.loop.iterate import HELDOUT, fixed_sets, no_task, record_cost, run_iterations
 from frognano.loop.pilot import Repositories, calibrated
 from frognano.loop.recipe import RecipeConfig
-from frognano.loop.session import BASE, Session, check_recipe
+from frognano.loop.session import BASE, Session, cache_folder, check_recipe
 from frognano.loop.train import IterationTrainer
 from frognano.runs.files import StoreError, no_space
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
+from frognano.sandbox.scratch import scratch_root
 
 Overrides = Mapping[str, str]
 
@@ -40,12 +42,16 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
 
 @contextmanager
 def _full_disk(folder: Path) -> Iterator[None]:
-    """SQLite calls it an I/O error when the disk has no room for the memory that it shares between processes."""
+    """Name the disk that is full. A failed write does not say where it was, and SQLite calls it an I/O error when there is no
+    room for the memory that it shares between processes."""
     try:
         yield
-    except StoreError as error:
-        if "disk I/O error" in str(error) and shutil.disk_usage(folder).free < 1 << 20:
-            raise no_space(folder) from error
+    except (OSError, StoreError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or "disk I/O error" in str(error) or "No space left" in str(error):
+            for place in (folder, cache_folder(), scratch_root()):
+                if place.exists() and shutil.disk_usage(place).free < 1 << 20:
+                    raise no_space(place) from error
         raise
 
 
