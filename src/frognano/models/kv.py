@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from frognano.models.attention import attention, grid
 from frognano.models.llama import (
     LlamaConfig,
     LlamaWeights,
@@ -18,6 +19,8 @@ from frognano.models.llama import (
     softmax_over_segments,
 )
 
+PREFILL_TOKENS = 2048
+"""Prompt tokens in one forward."""
 NEVER = -1e9
 """Added to the score of a key that a query may not see."""
 
@@ -79,44 +82,52 @@ class GroupMemory:
 
         `seen[i]`: the i-th prompt comes after the static prefix (else it starts at position 0 and never sees it).
         """
-        c, g = self.config, len(prompts)
-        lengths = torch.tensor([len(p) for p in prompts])
+        out, first = [], 0
+        for i in range(len(prompts)):
+            # In parts, so that the tensors of a part stay in the processor's caches.
+            if i + 1 == len(prompts) or sum(map(len, prompts[first : i + 2])) > PREFILL_TOKENS:
+                out.append(self._prefill(weights, prefix, prompts[first : i + 1], seen[first : i + 1]))
+                first = i + 1
+        return torch.cat(out)
+
+    def _prefill(
+        self, weights: LlamaWeights, prefix: PrefixMemory, prompts: list[list[int]], seen: list[bool]
+    ) -> Tensor:
+        c, g, p = self.config, len(prompts), len(prefix.ids)
+        lengths = torch.tensor([len(x) for x in prompts])
         longest = int(lengths.max())
-        ids = torch.zeros(g, longest, dtype=torch.long)
-        for i, prompt in enumerate(prompts):
-            ids[i, : len(prompt)] = torch.tensor(prompt)
-        start = torch.tensor([len(prefix.ids) if s else 0 for s in seen])
-        cos, sin = rope_table(c, int(start.max()) + longest, self.dtype)
-        at = (start[:, None] + torch.arange(longest)).flatten()
+        real = torch.arange(longest) < lengths[:, None]
+        cells = real.flatten().nonzero()[:, 0]
+        after = torch.tensor(seen)
+        at = (torch.where(after, p, 0)[:, None] + torch.arange(longest))[real]
+        cos, sin = rope_table(c, int(at.max()) + 1, self.dtype)
         cos, sin = cos[at][:, None], sin[at][:, None]
-        x = weights.embedding[ids.flatten()]
-        own_mask = causal(longest, self.dtype)
-        prefix_mask = torch.tensor([0.0 if s else NEVER for s in seen], dtype=self.dtype)[:, None, None, None]
+        x = weights.embedding[torch.tensor([i for prompt in prompts for i in prompt])]
+        may_see = torch.cat(
+            [
+                after[:, None, None].expand(g, longest, p),
+                torch.ones(longest, longest, dtype=torch.bool).tril().expand(g, -1, -1),
+            ],
+            -1,
+        )
         new_keys: list[Tensor] = []
         new_values: list[Tensor] = []
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             i = len(new_keys)
-            k, v = (z.view(g, longest, c.kv_heads, -1).transpose(1, 2) for z in (k, v))  # [G, K, T, E]
-            new_keys.append(k)
-            new_values.append(v)
-            q = q.view(g, longest, c.kv_heads, -1, c.head_width).permute(0, 2, 3, 1, 4)  # [G, K, R, T, E]
-            scores = [q @ k[:, :, None].transpose(-1, -2) + own_mask]
-            if prefix.ids:
-                shared = attend_shared(q.flatten(2, 3), prefix.keys[i]) + prefix_mask
-                scores.append(shared.unflatten(2, (-1, longest)))
-            p = softmax_over_segments(scores, c.head_width)
-            out = p[0] @ v[:, :, None]
-            if prefix.ids:
-                out = out + read_shared(p[1].flatten(2, 3), prefix.values[i]).view_as(out)
-            return out.permute(0, 3, 1, 2, 4).reshape(g * longest, -1)
+            q, k, v = (grid(z, cells, g, longest) for z in (q.unflatten(1, (c.kv_heads, -1)), k, v))
+            new_keys.append(k.transpose(1, 2))
+            new_values.append(v.transpose(1, 2))
+            if p:
+                k = torch.cat([prefix.keys[i].transpose(0, 1).expand(g, -1, -1, -1), k], 1)
+                v = torch.cat([prefix.values[i].transpose(0, 1).expand(g, -1, -1, -1), v], 1)
+            return attention(q, k, v, may_see).flatten(0, 1)[cells]
 
         for layer in weights.layers:
             x = block(c, layer, x, cos, sin, attend)
         self._append(new_keys, new_values, longest)
         self.lengths += lengths.tolist()
-        last = x.view(g, longest, -1)[torch.arange(g), lengths - 1]
-        return rms_norm(last, weights.norm, c.eps)
+        return rms_norm(x[lengths.cumsum(0) - 1], weights.norm, c.eps)
 
     def _append(self, keys: list[Tensor], values: list[Tensor], longest: int) -> None:
         old = self.keys[0].shape[2]

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from frognano.models.attention import attention, grid
 from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table
 from frognano.models.packed import Layout, Packed
 
@@ -23,20 +24,6 @@ class Scores:
 
     logp: Tensor
     entropy: Tensor
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, may_see: Tensor) -> Tensor:
-    """q [B, T, K, R, E], k and v [B, L, K, E], may_see [B, T, L] -> [B, T, K*R*E]."""
-    b, t, kv, r, e = q.shape
-    q = q.permute(0, 2, 3, 1, 4).reshape(b, kv, r * t, e)
-    mask = may_see[:, None, None].expand(b, 1, r, t, -1).reshape(b, 1, r * t, -1)
-    out = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
-    return out.view(b, kv, r, t, e).permute(0, 3, 1, 2, 4).reshape(b, t, -1)
-
-
-def _grid(z: Tensor, cells: Tensor, rows: int, length: int) -> Tensor:
-    """Packed tokens z [N, heads, E] laid out as [rows, length, heads, E], zeros where there is no token."""
-    return z.new_zeros(rows * length, *z.shape[1:]).index_copy(0, cells, z).view(rows, length, *z.shape[1:])
 
 
 def hidden_states(weights: LlamaWeights, packed: Packed, layout: Layout, frozen_layers: int) -> Tensor:
@@ -53,19 +40,19 @@ def hidden_states(weights: LlamaWeights, packed: Packed, layout: Layout, frozen_
         prefix_k, prefix_v = k[:p], v[:p]
         if p:
             see = torch.ones(p, p, dtype=torch.bool).tril()[None]
-            out.append(_attention(q[None, :p], prefix_k[None], prefix_v[None], see)[0])
+            out.append(attention(q[None, :p], prefix_k[None], prefix_v[None], see)[0])
         prompts, rows = slice(p, p + n_prompt), slice(p + n_prompt, None)
-        kp = _grid(k[prompts], layout.prompt_cells, g, t_prompt)
-        vp = _grid(v[prompts], layout.prompt_cells, g, t_prompt)
-        qp = _grid(q[prompts], layout.prompt_cells, g, t_prompt)
+        kp = grid(k[prompts], layout.prompt_cells, g, t_prompt)
+        vp = grid(v[prompts], layout.prompt_cells, g, t_prompt)
+        qp = grid(q[prompts], layout.prompt_cells, g, t_prompt)
         kg = torch.cat([prefix_k.expand(g, -1, -1, -1), kp], 1)
         vg = torch.cat([prefix_v.expand(g, -1, -1, -1), vp], 1)
-        out.append(_attention(qp, kg, vg, layout.prompt_mask).flatten(0, 1)[layout.prompt_cells])
+        out.append(attention(qp, kg, vg, layout.prompt_mask).flatten(0, 1)[layout.prompt_cells])
         if t_row:
-            kr = torch.cat([kg[layout.row_group], _grid(k[rows], layout.row_cells, b, t_row)], 1)
-            vr = torch.cat([vg[layout.row_group], _grid(v[rows], layout.row_cells, b, t_row)], 1)
-            qr = _grid(q[rows], layout.row_cells, b, t_row)
-            out.append(_attention(qr, kr, vr, layout.row_mask).flatten(0, 1)[layout.row_cells])
+            kr = torch.cat([kg[layout.row_group], grid(k[rows], layout.row_cells, b, t_row)], 1)
+            vr = torch.cat([vg[layout.row_group], grid(v[rows], layout.row_cells, b, t_row)], 1)
+            qr = grid(q[rows], layout.row_cells, b, t_row)
+            out.append(attention(qr, kr, vr, layout.row_mask).flatten(0, 1)[layout.row_cells])
         return torch.cat(out)
 
     with torch.set_grad_enabled(torch.is_grad_enabled() and frozen_layers == 0):
