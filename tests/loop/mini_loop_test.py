@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(900)]
 
 RECIPE = """
 [pilot]
-screen_n = 5
-confirm_n = 5
+screen_n = 4
+confirm_n = 6
 max_refinements = 0
 target = 2
-rollout_budget = 40
-batch_rollouts = 30
+rollout_budget = 64
+batch_rollouts = 14
 pool = 6
 [train]
 iterations = 2
@@ -47,7 +47,7 @@ learning_rate = 4e-5
 heldout_tasks = 3
 valid_tasks = 2
 """
-"""About 120 rollouts: 2 x 40 to calibrate at most, 2 x 8 to train on, 6 x 2 to validate, 3 x 3 held out."""
+"""About 100 rollouts: 2 x 35 to calibrate (64 at most), 2 x 8 to train on, 6 x 2 to validate, 3 x 3 held out."""
 
 
 def frognano(*arguments: object) -> subprocess.CompletedProcess[str]:
