@@ -120,7 +120,7 @@ class Decoder:
             keys, values = self.row.keys[i], self.row.values[i]
             keys[write_rows, :, write_at] = k.view(n, length, c.kv_heads, -1)
             values[write_rows, :, write_at] = v.view(n, length, c.kv_heads, -1)
-            keys, values = keys[:, :, :width], values[:, :, :width]
+            keys, values = keys[:slots, :, :width], values[:slots, :, :width]
             if not whole and not dense:
                 keys, values = keys[index], values[index]
             # queries: [A, K, R*T, E]
@@ -134,7 +134,7 @@ class Decoder:
             scores = [own.flatten(2, 3)]
             grid = q.new_zeros(g * m, *q.shape[1:]).index_copy(0, cell, q)
             grid = grid.view(g, m, c.kv_heads, -1, c.head_width).transpose(1, 2).flatten(2, 3)  # [G, K, M*R*T, E]
-            shared = grid @ self.group.keys[i].transpose(-1, -2) + group_mask
+            shared = grid @ self.group.keys(i).transpose(-1, -2) + group_mask
             shared = shared.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]
             scores.append(shared)
             if self.prefix.ids:
@@ -145,7 +145,7 @@ class Decoder:
             out = out[index] if dense else out
             weights = p[1].new_zeros(g * m, *p[1].shape[1:]).index_copy(0, cell, p[1])
             weights = weights.view(g, m, c.kv_heads, shared_by * length, -1).transpose(1, 2).flatten(2, 3)
-            read = weights @ self.group.values[i]
+            read = weights @ self.group.values(i)
             out = out + read.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]  # [A, K, R*T, E]
             if self.prefix.ids:
                 out = out + read_shared(p[2], self.prefix.values[i])

@@ -74,8 +74,9 @@ class GroupMemory:
     def __init__(self, config: LlamaConfig, dtype: torch.dtype) -> None:
         self.config, self.dtype = config, dtype
         self.lengths: list[int] = []
-        self.keys: list[Tensor] = [torch.zeros(0, config.kv_heads, 0, config.head_width, dtype=dtype)] * config.layers
-        self.values = list(self.keys)
+        self.width = 0
+        self._keys: list[Tensor] = [torch.zeros(0, config.kv_heads, 0, config.head_width, dtype=dtype)] * config.layers
+        self._values = list(self._keys)
 
     def add(self, weights: LlamaWeights, prefix: PrefixMemory, prompts: list[list[int]], seen: list[bool]) -> Tensor:
         """Prefill new groups; returns the hidden state of each prompt's last token, [len(prompts), D].
@@ -130,32 +131,47 @@ class GroupMemory:
         return rms_norm(x[lengths.cumsum(0) - 1], weights.norm, c.eps)
 
     def _append(self, keys: list[Tensor], values: list[Tensor], longest: int) -> None:
-        old = self.keys[0].shape[2]
-        width = max(old, longest)
+        """Groups join one by one while others are live: there is room to spare, so that a join copies only itself."""
+        first, last = len(self.lengths), len(self.lengths) + len(keys[0])
+        self.width = max(self.width, longest)
+        groups, _, width, _ = self._keys[0].shape
+        if last > groups or self.width > width:
+            self._move(slice(0, first), max(last, 2 * groups), max(self.width, width))
+        for held, new in zip((*self._keys, *self._values), (*keys, *values), strict=True):
+            held[first:last, :, :longest] = new
 
-        def pad(z: Tensor) -> Tensor:
-            return torch.nn.functional.pad(z, (0, 0, 0, width - z.shape[2]))
+    def _move(self, kept: slice | Tensor, groups: int, width: int) -> None:
+        """Into new tensors for so many groups of such width."""
 
-        self.keys = [torch.cat([pad(a), pad(b)]) for a, b in zip(self.keys, keys, strict=True)]
-        self.values = [torch.cat([pad(a), pad(b)]) for a, b in zip(self.values, values, strict=True)]
+        def moved(old: Tensor) -> Tensor:
+            new = old.new_zeros(groups, old.shape[1], width, old.shape[3])
+            part = old[kept, :, :width]
+            new[: len(part), :, : part.shape[2]] = part
+            return new
+
+        self._keys, self._values = [moved(k) for k in self._keys], [moved(v) for v in self._values]
+
+    def keys(self, layer: int) -> Tensor:
+        """[G, K, T, E]."""
+        return self._keys[layer][: len(self.lengths), :, : self.width]
+
+    def values(self, layer: int) -> Tensor:
+        return self._values[layer][: len(self.lengths), :, : self.width]
 
     def keep(self, groups: list[int]) -> None:
         """Forget all groups but these (their indices become 0, 1, …)."""
         self.lengths = [self.lengths[g] for g in groups]
-        width = max(self.lengths, default=0)
-        index = torch.tensor(groups, dtype=torch.long)
-        self.keys = [k[index][:, :, :width].contiguous() for k in self.keys]
-        self.values = [v[index][:, :, :width].contiguous() for v in self.values]
+        self.width = max(self.lengths, default=0)
+        self._move(torch.tensor(groups, dtype=torch.long), len(groups), self.width)
 
     def mask(self) -> Tensor:
         """[G, 1, 1, T]: hides the padding."""
-        width = self.keys[0].shape[2]
-        real = torch.arange(width)[None] < torch.tensor(self.lengths, dtype=torch.long)[:, None]
+        real = torch.arange(self.width)[None] < torch.tensor(self.lengths, dtype=torch.long)[:, None]
         return torch.where(real, 0.0, NEVER).to(self.dtype)[:, None, None]
 
 
 class RowMemory:
-    """Own tokens of each row: per layer [S, K, T, E]; grows by doubling, rows are moved together when some leave."""
+    """Own tokens of each row: per layer [S or more, K, T, E]; rows move together when some leave."""
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype) -> None:
         self.config, self.dtype = config, dtype
@@ -165,7 +181,7 @@ class RowMemory:
         self.values = list(self.keys)
 
     def add(self, rows: int) -> None:
-        """Their memory is taken at the next `reserve`: many that join one by one cost one copy of the rest."""
+        """Their memory is taken at the next `reserve`, with room to spare: who joins costs no copy of the rest."""
         self.lengths = torch.cat([self.lengths, torch.zeros(rows, dtype=torch.long)])
 
     def keep(self, rows: list[int]) -> None:
@@ -179,10 +195,11 @@ class RowMemory:
         if length > self.capacity:
             self.capacity = max(length, 2 * self.capacity)
         rows, _, capacity, _ = self.keys[0].shape
-        if rows == len(self.lengths) and capacity == self.capacity:
+        if rows >= len(self.lengths) and capacity == self.capacity:
             return
+        spare = max(len(self.lengths), 2 * rows if rows < len(self.lengths) else rows) - rows
 
         def larger(z: Tensor) -> Tensor:
-            return torch.nn.functional.pad(z, (0, 0, 0, self.capacity - capacity, 0, 0, 0, len(self.lengths) - rows))
+            return torch.nn.functional.pad(z, (0, 0, 0, self.capacity - capacity, 0, 0, 0, spare))
 
         self.keys, self.values = [larger(k) for k in self.keys], [larger(v) for v in self.values]
