@@ -21,7 +21,6 @@ from frognano.harness.leaf.pocket import POCKET
 from frognano.harness.leaf.prompt import DEFAULT
 from frognano.harness.leaf.tools import TOOLS
 from frognano.loop.recipe import RecipeConfig
-from frognano.models.allocator import keep_freed_memory
 from frognano.models.base import Sampling
 from frognano.models.causal_lm import check_checkpoint
 from frognano.models.pocket import PocketModelError, ensure_pocket_model
@@ -93,7 +92,6 @@ class Session:
     def __init__(self, recipe: RecipeConfig, store: RunStore, live: Live) -> None:
         self.recipe, self.store, self.live = recipe, store, live
         self.started = time.monotonic()
-        keep_freed_memory()
         self.threads = recipe.model.threads or os.cpu_count() or 1
         self.repositories = chosen_repositories(recipe)
         self.sandboxes = BubblewrapSandboxes()
