@@ -40,7 +40,7 @@ updates = 2
 groups = 2
 group_size = 4
 checkpoint_every = 1
-valid_every = 1
+valid_every = 2
 [optimizer]
 learning_rate = 4e-5
 [eval]
@@ -54,6 +54,11 @@ def frognano(*arguments: object) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "frognano.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
+def learned(store: RunStore) -> list[int]:
+    """Iterations that found something to train on. The second may not, with so few rollouts; the first always did."""
+    return sorted({int(values["iteration"]) for _, values in store.metrics("train")})
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ def run(home: Path, recipe: Path) -> Path:
         assert done.returncode == 0, done.stderr
         assert "report.html" in done.stdout
         with RunStore.open(out, read_only=True) as store:
-            if {int(values["iteration"]) for _, values in store.metrics("train")} == {1, 2}:
+            if learned(store) == [1, 2]:
                 break
     return out
 
@@ -95,7 +100,7 @@ def test_signal_was_found_and_learned_from(store: RunStore):
     """Else most of what follows would hold of an empty run."""
     trained = store.metrics("train")
     assert sum(values["stepped"] for _, values in trained) >= 1
-    assert {int(values["iteration"]) for _, values in trained} == {1, 2}
+    assert learned(store) in ([1], [1, 2])
     assert [step for step, _ in trained] == sorted({step for step, _ in trained})
 
 
@@ -119,7 +124,8 @@ def test_every_rollout_is_there_once_and_echoes_its_version(store: RunStore):
 
 def test_every_selected_policy_is_measured_on_the_same_heldout_tasks(store: RunStore):
     selected = list(store.steps("policies/").values())
-    assert selected == [store.done("iter1/selected"), store.done("iter2/selected")]
+    assert selected == [store.done(f"iter{n}/selected") for n in (1, 2)[: len(selected)]]
+    assert len(selected) == 2 or learned(store) == [1]
     wanted = {t.id for t in store.tasks("heldout")}
     assert len(wanted) == 3
     for version in {"base", *selected}:
@@ -149,7 +155,8 @@ def test_no_task_is_admitted_twice(store: RunStore):
 
 
 def test_rollouts_that_confirmed_are_the_first_batch(store: RunStore):
-    for iteration, start in ((1, "base"), (2, store.done("iter1/selected"))):
+    for iteration in learned(store):
+        start = "base" if iteration == 1 else store.done("iter1/selected")
         confirmed = store.rollouts(purpose=f"iter{iteration}/confirm", policy=str(start))
         admitted = {t.id for t in store.tasks(f"iter{iteration}")}
         assert store.done(f"iter{iteration}/update/1")["rollouts"] == sum(r.key.task_id in admitted for r in confirmed)

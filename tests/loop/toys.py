@@ -83,7 +83,7 @@ max_tokens_per_turn = {tokens}
 [budget]
 max_turns = {turns}
 max_context_tokens = 1400
-max_seconds = 120
+max_seconds = 3600
 [box]
 memory_mb = 512
 disk_mb = 64

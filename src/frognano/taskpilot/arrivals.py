@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from frognano.errors import FrogNanoError
 from frognano.records import Task
 from frognano.taskpilot.ledger import Ledger
 
@@ -45,7 +46,7 @@ class Arrivals:
         while expected not in self.early:
             task = await self._pull()
             if task is None:
-                raise RuntimeError(
+                raise FrogNanoError(
                     f"task {expected} is in the ledger but was not offered again: "
                     "resume with the same candidates, or start a new run"
                 )
