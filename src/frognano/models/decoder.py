@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -87,15 +89,20 @@ class Decoder:
         x = self.weights.embedding[torch.tensor(tokens).flatten()]
 
         # Rows of one group sit together in a [G, M] grid, so that the group's keys are read once for all of them.
-        used: dict[int, int] = {}
+        used = Counter(self.groups[r] for r in rows)
+        g = len(self.group.lengths)
+        # Few of the groups, as when a tool's result is fed to a row or two: theirs are copied, the others left alone.
+        few = sorted(used) if 2 * len(used) <= g else None
+        chosen = slice(None) if few is None else torch.tensor(few)
+        place = {group: i for i, group in enumerate(few or range(g))}
+        g, m = len(place), max(used.values())
+        taken: Counter[int] = Counter()
         cells = []
         for r in rows:
-            cells.append((self.groups[r], used.get(self.groups[r], 0)))
-            used[self.groups[r]] = used.get(self.groups[r], 0) + 1
-        m = max(used.values())
-        g = len(self.group.lengths)
-        cell = torch.tensor([a * m + b for a, b in cells])
-        group_mask = self.group.mask()
+            cells.append(place[self.groups[r]] * m + taken[self.groups[r]])
+            taken[self.groups[r]] += 1
+        cell = torch.tensor(cells)
+        group_mask = self.group.mask()[chosen]
         last_key = own_before[:, None] + step  # [A, T]: the last own key each query may see
         own_mask = torch.where(torch.arange(width) <= last_key[..., None], 0.0, NEVER).to(x.dtype)[:, None, None]
         all_seen = all(self.seen[r] for r in rows)
@@ -134,7 +141,7 @@ class Decoder:
             scores = [own.flatten(2, 3)]
             grid = q.new_zeros(g * m, *q.shape[1:]).index_copy(0, cell, q)
             grid = grid.view(g, m, c.kv_heads, -1, c.head_width).transpose(1, 2).flatten(2, 3)  # [G, K, M*R*T, E]
-            shared = grid @ self.group.keys(i).transpose(-1, -2) + group_mask
+            shared = grid @ self.group.keys(i)[chosen].transpose(-1, -2) + group_mask
             shared = shared.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]
             scores.append(shared)
             if self.prefix.ids:
@@ -145,7 +152,7 @@ class Decoder:
             out = out[index] if dense else out
             weights = p[1].new_zeros(g * m, *p[1].shape[1:]).index_copy(0, cell, p[1])
             weights = weights.view(g, m, c.kv_heads, shared_by * length, -1).transpose(1, 2).flatten(2, 3)
-            read = weights @ self.group.values(i)
+            read = weights @ self.group.values(i)[chosen]
             out = out + read.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]  # [A, K, R*T, E]
             if self.prefix.ids:
                 out = out + read_shared(p[2], self.prefix.values[i])
