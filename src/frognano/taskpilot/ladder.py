@@ -170,13 +170,21 @@ def _pocket(rung: int, mutation: Mutation, example: FailingExample, code: _Code)
         where = f"\nFix {name}." if rung == 2 else ""
         said = f" {code.sentence}" if code.sentence else ""
         return f"`{code.signature}`:{said}\nBug: {_contract(example)}{where}"
-    fails = f"`{example.source_line}` fails" if is_whole(example.source_line) else _happened(example)
-    bug = f"{name}:\n{_lines(code)}\nBug: {fails}."
-    if rung >= LINE:
-        bug += f"\nLine: `{_fault(code)}`." if mutation.after_line else f"\nLine: after `{_fault(code)}`."
-    if rung > LINE:
-        bug += f"\n{KINDS[mutation.operator]}."
-    return f"{bug}\nFix {name}."
+    if rung < LINE:
+        fails = f"`{example.source_line}` fails" if is_whole(example.source_line) else _happened(example)
+        return f"{name}:\n{_lines(code)}\nBug: {fails}.\nFix {name}."
+    # Measured on the base model: a short window, no assertion, and the line at the very end doubled the share of replies that
+    # copy path and line without a slip, and a reply that does not can never be right.
+    what = KINDS[mutation.operator] if rung > LINE else "A mistake is"
+    where = "in" if mutation.after_line else "after"
+    return f"{name}:\n{_lines(_window(code))}\n{what} {where} this line of {name}:\n{_fault(code)}"
+
+
+def _window(code: _Code) -> _Code:
+    """The signature and the two lines before and after the faulty one."""
+    signature = next((n for n, line in code.shown if line.lstrip().startswith(("def ", "async def "))), 0)
+    near = tuple((n, line) for n, line in code.shown if n == signature or abs(n - code.anchor) <= 2)
+    return _Code(code.signature, code.sentence, near, code.anchor)
 
 
 def _plain(rung: int, mutation: Mutation, example: FailingExample, code: _Code) -> str:

@@ -15,13 +15,11 @@ SYSTEM = (
 )
 
 
-def _episode(path: str, code: str, fails: str, old: str, new: str, kind: str) -> tuple[Message, ...]:
+def _episode(path: str, code: str, old: str, new: str, kind: str) -> tuple[Message, ...]:
     arguments = {"file_path": path, "old_string": old, "new_string": new}
     where = 1 + code.split("\n").index(next(line for line in code.split("\n") if old in line))
     return (
-        Message(
-            role="user", content=f"{path}:\n{code}\nBug: `assert {fails}` fails.\nLine: `{old}`.\n{kind}.\nFix {path}."
-        ),
+        Message(role="user", content=f"{path}:\n{code}\n{kind} in this line of {path}:\n{old}"),
         Message(role="assistant", tool_calls=(ToolCall(id="demo", name="Edit", arguments=arguments),)),
         Message(
             role="tool", results=(ToolResult(call_id="demo", ok=True, text=f"Edited /repo/{path} at line {where}."),)
@@ -34,7 +32,6 @@ DEMONSTRATIONS = (
     *_episode(
         "lib/util.py",
         "def triple(x):\n    return x + 3",
-        "triple(2) == 6",
         "return x + 3",
         "return x * 3",
         "An arithmetic operator is wrong",
@@ -42,7 +39,6 @@ DEMONSTRATIONS = (
     *_episode(
         "text.py",
         "def last_char(s):\n    return s[0]",
-        "last_char('abc') == 'c'",
         "return s[0]",
         "return s[-1]",
         "A constant is wrong",
@@ -50,7 +46,6 @@ DEMONSTRATIONS = (
     *_episode(
         "pkg/check.py",
         "def is_small(n):\n    if n > 5:\n        return True\n    return False",
-        "is_small(3) is True",
         "if n > 5:",
         "if n < 5:",
         "A comparison is wrong",
@@ -58,7 +53,6 @@ DEMONSTRATIONS = (
     *_episode(
         "src/tools/pairs.py",
         "class Pair:\n    def both(self, strict=True):\n        return self.left or self.right",
-        "Pair(True, False).both() is False",
         "return self.left or self.right",
         "return self.left and self.right",
         "A boolean operator is wrong",
