@@ -245,7 +245,9 @@ class IterationTrainer:
         if (held := self.session.store.done(step)) is not None:
             return float(held)
         rate, n = await validate_policy(self.session, self.valid, version)
-        self.session.store.log("valid", self.offset + update, {"solve_rate": rate, "n": n, "iteration": self.iteration})
+        if update or self.iteration == 1:  # else it is the policy that the iteration before was scored with, at that step
+            said = {"solve_rate": rate, "n": n, "iteration": self.iteration}
+            self.session.store.log("valid", self.offset + update, said)
         self.session.store.finish(step, rate)
         return rate
 
