@@ -245,7 +245,8 @@ class IterationTrainer:
         if (held := self.session.store.done(step)) is not None:
             return float(held)
         rate, n = await validate_policy(self.session, self.valid, version)
-        if update or self.iteration == 1:  # else it is the policy that the iteration before was scored with, at that step
+        # The first score of a later iteration is that of the policy selected before it, at a step that is taken.
+        if update or self.iteration == 1:
             said = {"solve_rate": rate, "n": n, "iteration": self.iteration}
             self.session.store.log("valid", self.offset + update, said)
         self.session.store.finish(step, rate)
