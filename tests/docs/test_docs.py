@@ -26,9 +26,6 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
 OUTSIDE = {"git", "cd", "source"}
 """Programs that a command block may start with besides ours."""
-LATER = {"docs/results/pocket.svg", "docs/results/pocket.png"}
-"""Made from the report of the demo: linked before it is there."""
-
 
 def commands(text: str) -> list[str]:
     """Lines of ```sh blocks, continued lines joined, comments left out."""
@@ -110,8 +107,6 @@ def test_a_link_leads_nowhere(page: Path):
             continue
         path, _, fragment = target.partition("#")
         file = (page.parent / unquote(path)).resolve() if path else page
-        if str(file.relative_to(ROOT)) in LATER:
-            continue
         assert file.exists(), f"{page.name}: {target}"
         if fragment and file.suffix == ".md":
             assert fragment in anchors(file), f"{page.name}: {target}"
@@ -121,7 +116,7 @@ def test_a_link_leads_nowhere(page: Path):
 def test_a_file_that_a_page_names_is_gone(page: Path):
     """Paths in backticks that begin like files of this repository."""
     for name in re.findall(r"`((?:src|tests|scripts|recipes|docs)/[\w./-]+)`", page.read_text()):
-        assert (ROOT / name).exists() or name in LATER, f"{page.name} names {name}"
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
