@@ -18,7 +18,7 @@ FLOORS = [
     {"harness", "tasks"},
     {"rollouts"},
     {"rl", "taskpilot"},
-    {"analysis", "evals"},
+    {"analysis"},
     {"loop"},
     {"cli"},
 ]

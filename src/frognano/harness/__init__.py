@@ -1,1 +1,1 @@
-""""""
+"""How a model works on a task: the protocol, and Leaf."""

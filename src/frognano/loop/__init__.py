@@ -1,1 +1,1 @@
-""""""
+"""π0 to πn: the recipe, the session, iterations."""

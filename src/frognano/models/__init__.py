@@ -1,1 +1,1 @@
-""""""
+"""Who answers: renderers, the in-process sampler, policies, the pocket model."""

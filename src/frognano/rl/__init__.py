@@ -1,1 +1,1 @@
-""""""
+"""Learns: reward, groups, DPPO, packing, trainer, checkpoint."""

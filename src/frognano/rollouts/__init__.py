@@ -1,1 +1,1 @@
-""""""
+"""Does one task once, and many at a time."""

@@ -1,1 +1,1 @@
-""""""
+"""What makes tasks: sources, the statement ladder, calibration, the pilot."""

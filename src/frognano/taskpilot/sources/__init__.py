@@ -1,1 +1,1 @@
-""""""
+"""Where bugs come from; one source a file."""
