@@ -27,6 +27,7 @@ NAMES = [str(p.relative_to(ROOT)) for p in PAGES]
 OUTSIDE = {"git", "cd", "source"}
 """Programs that a command block may start with besides ours."""
 
+
 def commands(text: str) -> list[str]:
     """Lines of ```sh blocks, continued lines joined, comments left out."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
