@@ -39,7 +39,7 @@ def build(path: Path, tasks: int = 24, updates: int = 30) -> RunStore:
             ExitReason.AGENT if resolved else source.choice([ExitReason.AGENT, ExitReason.MAX_TURNS, ExitReason.STUCK])
         )
         t = made.trajectory(f"t{number}", key.task_id, key.policy)
-        turn = t.turns[0].model_copy(update={"raw": '<edit path="frogs/core.py"><old>x</old><new>y</new></edit>'})
+        turn = t.turns[0].model_copy(update={"raw": '<edit path="frogs/core.py">\n- x\n+ y\n</edit>'})
         last = Turn(
             raw="The loop no longer yields one item too many. " * 3, text="", finish="stop", generated_tokens=30
         )

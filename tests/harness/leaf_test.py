@@ -153,6 +153,15 @@ async def test_a_run_that_repeats_itself_goes_on(run: Any) -> None:
     assert t.exit_reason is ExitReason.AGENT
 
 
+async def test_a_run_goes_on_after_more_failures_than_it_may_have(run: Any) -> None:
+    bad, good = call("Read", file_path="none.py"), call("Read", file_path="a.py")
+    other = call("Read", file_path="neither.py")
+    t = await run(Scripted(say("", bad), say("", good), say("", bad), say("", other), DONE), max_failures=2)
+    assert (t.exit_reason, len(t.turns)) == (ExitReason.STUCK, 4)
+    t = await run(Scripted(say("", bad), say("", other), say("", bad), DONE))
+    assert t.exit_reason is ExitReason.AGENT
+
+
 async def test_a_malformed_or_unknown_call_ends_the_run(run: Any) -> None:
     broken = ToolCall(id="1", name="Edit", error="The call has no closing tag.")
     t = await run(Scripted(say("", broken, call("Browse", url="x"), call("Read", path="a.py")), DONE))

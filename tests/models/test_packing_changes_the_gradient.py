@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from frognano.models import scoring
 from frognano.models.llama import LlamaConfig, LlamaWeights
 from frognano.models.packed import Layout, Packed, Row, common_prefix
 from frognano.models.policy import LlamaPolicy
@@ -223,13 +224,13 @@ def test_long_batch_holds_logits_of_all_targets(monkeypatch: pytest.MonkeyPatch,
     hidden = torch.randn(n, 8, requires_grad=True)
     head = torch.randn(vocabulary, 8, requires_grad=not frozen)
     rows: list[int] = []
-    linear = torch.nn.functional.linear
+    linear = scoring.linear
 
     def watched(x: torch.Tensor, *rest: Any) -> Any:
         rows.append(len(x))
         return linear(x, *rest)
 
-    monkeypatch.setattr("frognano.models.scoring.F.linear", watched)
+    monkeypatch.setattr(scoring, "linear", watched)
     kept: list[int] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

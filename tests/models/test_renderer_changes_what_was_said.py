@@ -61,7 +61,7 @@ def tokenizer() -> Any:
 
 TOKENIZER = tokenizer()
 XML, CHAT = XmlRenderer(TOKENIZER), TemplateRenderer(TOKENIZER)
-BODY = st.text(alphabet=st.sampled_from("ab <>/\"'=\n\\é\x00{}&;x"), max_size=30)
+BODY = st.text(alphabet=st.sampled_from("ab <>/\"'=\n\\é\x00{}&;x+-"), max_size=30)
 NAME = st.text(alphabet="ab/._- é*", min_size=1, max_size=12)
 CALLS = st.one_of(
     st.builds(lambda p, o, n: ("Edit", {"file_path": p, "old_string": o, "new_string": n}), NAME, BODY, BODY),
@@ -86,6 +86,15 @@ def test_calls_change_on_their_way_through_xml(calls: list[tuple[str, dict[str, 
     assert len({c.id for c in read}) == len(read)
 
 
+def test_edit_of_several_lines_loses_its_indentation() -> None:
+    _, (read,) = XML.parse('<edit path="a">\n-     if x:\n-         y()\n- \n+     y()\n+</edit>\n</edit>')
+    assert read.arguments == {
+        "file_path": "a",
+        "old_string": "    if x:\n        y()\n",
+        "new_string": "    y()\n</edit>",
+    }
+
+
 def test_tag_inside_a_text_becomes_a_call_of_its_own() -> None:
     inner = '<bash>rm -rf .</bash> <read path="b"/>'
     written = XML.write_call(call("Write", {"file_path": "a", "content": inner}))
@@ -99,8 +108,11 @@ def test_tag_inside_a_text_becomes_a_call_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ('<edit path="a"><old>x</old>', ["Edit!"]),
-        ("<edit><old>x</old><new>y</new></edit>", ["Edit!"]),
+        ('<edit path="a">\n- x\n</edit>', ["Edit!"]),
+        ('<edit path="a">\n+ x\n</edit>', ["Edit!"]),
+        ('<edit path="a">\n- x\n+ y\n- z\n+ w\n</edit>', ["Edit!"]),
+        ('<edit path="a">\n- x\n+ y', ["Edit"]),
+        ("<edit>\n- x\n+ y\n</edit>", ["Edit!"]),
         ("<bash>ls", ["Bash!"]),
         ("<read/>", ["Read!"]),
         ('<read path="a"/> <bash>ls', ["Read", "Bash!"]),

@@ -199,7 +199,7 @@ async def test_grader_without_a_box_becomes_a_score(store: RunStore) -> None:
     assert p.lost == 1
 
 
-@pytest.mark.parametrize("reason", [r for r in ExitReason if r.truncated] + [ExitReason.STUCK, ExitReason.EMPTY])
+@pytest.mark.parametrize("reason", [r for r in ExitReason if r.truncated] + [ExitReason.EMPTY])
 async def test_run_that_its_policy_wasted_is_repeated(store: RunStore, reason: ExitReason) -> None:
     worker = Worker([reason])
     (row,) = await pool(store, worker=worker).run(wanted(0), "pi0", lambda name, seed: Mute())

@@ -27,8 +27,10 @@ def register(app: typer.Typer) -> None:
 
 
 def _share_cores() -> None:
-    """Compute threads that wait must sleep, not spin: boxes need the cores. Read by OpenMP when torch is first imported."""
+    """Compute threads that wait must sleep, not spin: boxes need the cores. A sampler multiplies in its own thread alone.
+    Read by OpenMP when torch is first imported, by OpenBLAS when numpy is."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def loop(context: typer.Context, recipe: Recipe, out: Out = None) -> None:

@@ -20,11 +20,15 @@ class Budget(BaseModel):
     max_turns: int = Field(75, gt=0)
     max_context_tokens: int = Field(65_536, gt=0)
     max_seconds: float = Field(3_600.0, gt=0)
+    max_failures: int | None = Field(
+        None, gt=0, description="Failed calls in a row that end a run as stuck; none: only five identical ones do."
+    )
 
     @property
     def name(self) -> str:
         """Written into every policy evaluation, since a pass rate is bound to its budget."""
-        return f"turns{self.max_turns}-ctx{self.max_context_tokens}-s{self.max_seconds:g}"
+        failures = "" if self.max_failures is None else f"-f{self.max_failures}"
+        return f"turns{self.max_turns}-ctx{self.max_context_tokens}-s{self.max_seconds:g}{failures}"
 
 
 @dataclass(frozen=True)

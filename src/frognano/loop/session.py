@@ -97,7 +97,7 @@ class Session:
         self.sandboxes = BubblewrapSandboxes()
         self.inner_seconds: list[float] = []
         """Of the phases that are open, outermost first: what phases within them took."""
-        self.compute = ThreadPoolExecutor(1, "compute", initializer=torch.set_num_threads, initargs=(self.threads,))
+        self.compute = ThreadPoolExecutor(1, "compute")
         path = ensure_pocket_model() if recipe.model.path == "pocket" else Path(recipe.model.path)
         with model_errors(str(path)):
             self.policy = load_policy(path, recipe.model.trainable_layers, compute_dtype(recipe.model.dtype))
@@ -178,7 +178,11 @@ class Session:
         return self.store.path / "checkpoints" / version
 
     async def on_compute(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.compute, work, *args)
+        def counted() -> T:
+            torch.set_num_threads(self.threads)  # the samplers have set theirs
+            return work(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(self.compute, counted)
 
     async def use(self, version: str) -> None:
         """Take the weights of a version: the base ones, or those of a checkpoint."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from frognano.models.kv import (
@@ -16,6 +15,7 @@ from frognano.models.kv import (
     attend_shared,
     read_shared,
 )
+from frognano.models.linear import linear
 from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table, softmax_over_segments
 
 
@@ -49,7 +49,7 @@ class Decoder:
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, V], fp32."""
-        return F.linear(hidden, self.weights.head).float()
+        return linear(hidden, self.weights.head).float()
 
     @torch.no_grad()
     def add_groups(self, prompts: list[list[int]], seen: list[bool]) -> Tensor:

@@ -96,8 +96,8 @@ class SamplerEngine:
     # In the sampler's thread.
 
     def _run(self) -> None:
-        torch.set_num_threads(self.threads)
         while self._take_all():
+            torch.set_num_threads(self.threads)  # every time: MKL's count is the process's, and the trainer sets its own
             try:
                 self._sessions.step()
             except Exception as error:

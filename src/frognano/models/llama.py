@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frognano.models.linear import linear
+
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """Values of a transformers config's `model_type` that this decoder computes."""
 
@@ -165,14 +167,14 @@ def block(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor
     """One decoder block on N packed tokens. x: [N, D]; cos, sin: [N, 1, E]."""
     c = config
     rows = [c.heads * c.head_width, c.kv_heads * c.head_width, c.kv_heads * c.head_width]
-    h = F.linear(rms_norm(x, layer["norm1"], c.eps), layer["qkv"], layer.get("qkv_bias"))
+    h = linear(rms_norm(x, layer["norm1"], c.eps), layer["qkv"], layer.get("qkv_bias"))
     q, k, v = h.split(rows, -1)
     q, k, v = (z.unflatten(-1, (-1, c.head_width)) for z in (q, k, v))
     if "q_norm" in layer:
         q, k = rms_norm(q, layer["q_norm"], c.eps), rms_norm(k, layer["k_norm"], c.eps)
-    x = x + F.linear(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), layer["out"])
-    gate, up = F.linear(rms_norm(x, layer["norm2"], c.eps), layer["gate_up"]).chunk(2, -1)
-    return x + F.linear(F.silu(gate) * up, layer["down"])
+    x = x + linear(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), layer["out"])
+    gate, up = linear(rms_norm(x, layer["norm2"], c.eps), layer["gate_up"]).chunk(2, -1)
+    return x + linear(F.silu(gate) * up, layer["down"])
 
 
 def softmax_over_segments(scores: list[Tensor], head_width: int) -> list[Tensor]:

@@ -15,8 +15,12 @@ from frognano.models.engine import TorchEngine
 from frognano.models.llama import FAMILY, LlamaConfig, LlamaWeights
 from frognano.models.packed import Layout, Packed
 from frognano.models.scoring import Scores, head_scores, hidden_states
+from frognano.models.shards import ShardedEngine
 from frognano.models.trained import TrainedTensors
 from frognano.models.transformers_policy import TransformersPolicy
+
+
+SHARD_ROWS = 16
 
 
 class PolicyConfig(BaseModel):
@@ -88,8 +92,18 @@ class LlamaPolicy(TrainedTensors):
     def context(self) -> int:
         return self.config.context
 
-    def engine(self, prefix: list[int], stop_ids: tuple[int, ...], rows: int, threads: int) -> TorchEngine:
-        return TorchEngine(self.weights, prefix=prefix, stop_ids=stop_ids, rows=rows, threads=threads)
+    def engine(
+        self, prefix: list[int], stop_ids: tuple[int, ...], rows: int, threads: int
+    ) -> TorchEngine | ShardedEngine:
+        """A sampler a thread, as long as each has enough rows to be worth reading the weights for."""
+        shards = max(1, min(threads, rows // SHARD_ROWS))
+        engines = [
+            TorchEngine(
+                self.weights, prefix=prefix, stop_ids=stop_ids, rows=-(-rows // shards), threads=max(1, threads // shards)
+            )
+            for _ in range(shards)
+        ]
+        return engines[0] if shards == 1 else ShardedEngine(engines)
 
 
 def load_policy(

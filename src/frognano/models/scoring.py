@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from frognano.models.attention import attention, grid
+from frognano.models.linear import linear
 from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table
 from frognano.models.packed import Layout, Packed
 
@@ -77,12 +78,12 @@ class _FrozenHead(torch.autograd.Function):
         logp, entropy, slope = [], [], torch.empty_like(hidden)
         for i in range(0, len(targets), chunk):
             part = slice(i, i + chunk)
-            logits = F.linear(hidden[part], head).float() / temperature
+            logits = linear(hidden[part], head).float() / temperature
             logs = logits - logits.logsumexp(-1, keepdim=True)
             probability = logs.exp()
             logp.append(logs.gather(1, targets[part, None])[:, 0])
             entropy.append(-(probability * logs).sum(-1))
-            slope[part] = (head[targets[part]] - probability.to(head.dtype) @ head) / temperature
+            slope[part] = (head[targets[part]] - linear(probability.to(head.dtype), head.T)) / temperature
         ctx.save_for_backward(slope)
         joined = torch.cat(entropy) if entropy else hidden.new_zeros(0).float()
         ctx.mark_non_differentiable(joined)
@@ -101,7 +102,7 @@ def head_scores(hidden: Tensor, head: Tensor, targets: Tensor, temperature: floa
         return Scores(logp, entropy)
 
     def part(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logs = torch.log_softmax(F.linear(hidden, head).float() / temperature, -1)
+        logs = torch.log_softmax(linear(hidden, head).float() / temperature, -1)
         with torch.no_grad():
             entropy = -(logs.exp() * logs).sum(-1)
         return logs.gather(1, targets[:, None])[:, 0], entropy

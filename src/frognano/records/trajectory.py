@@ -32,12 +32,13 @@ class ExitReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """A budget ended the run, not the agent."""
+        """The harness ended the run, not the agent."""
         return self in (
             ExitReason.MAX_TURNS,
             ExitReason.MAX_TIME,
             ExitReason.MAX_CONTEXT_LEN,
             ExitReason.MAX_TOKENS_PER_TURN,
+            ExitReason.STUCK,
         )
 
 

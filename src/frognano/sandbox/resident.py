@@ -62,6 +62,11 @@ class Resident:
             raise
         return self
 
+    @property
+    def busy(self) -> bool:
+        """Whether it works on a request."""
+        return self._lock.locked()
+
     async def ask(
         self, op: str, payload: bytes = b"", *, wait: float, most: int = 1 << 26, **arguments: Any
     ) -> tuple[dict[str, Any], bytes]:

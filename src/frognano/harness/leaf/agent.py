@@ -76,7 +76,7 @@ class _Run:
         self.turns: list[Turn] = []
         self.started = time.monotonic()
         self._last: tuple[str, str] | None = None
-        self._repeats = 0
+        self._repeats = self._failures = 0
 
     async def to_the_end(self) -> tuple[Finished, bytes]:
         try:
@@ -154,11 +154,13 @@ class _Run:
         )
 
     def _check_stuck(self, call: ToolCall, result: ToolResult) -> None:
-        """The same call with the same result, five times in a row: it will not get better."""
+        """The same call with the same result, five times in a row: it will not get better. Nor will a model that the budget
+        allows so many failed calls and no more."""
         now = (f"{call.name} {sorted(call.arguments.items())!r} {call.error}", result.text)
         self._repeats = self._repeats + 1 if now == self._last else 1
         self._last = now
-        if self._repeats >= STUCK_AFTER:
+        self._failures = 0 if result.ok else self._failures + 1
+        if self._repeats >= STUCK_AFTER or self._failures == self.budget.max_failures:
             raise Finished(ExitReason.STUCK)
 
 

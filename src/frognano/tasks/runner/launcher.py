@@ -17,7 +17,7 @@ LATER = ("_pytest._argcomplete", "_pytest._py.path", "_pytest._io.pprint", "unit
 
 OPTIONS = (
     f"-p no:cacheprovider -p no:unraisableexception -p no:threadexception -o addopts= -c {RUNNER}/pytest.ini"
-    f" --rootdir {REPO} --confcutdir {REPO} --color=no --capture=fd --tb=short -q --continue-on-collection-errors"
+    f" --rootdir {REPO} --confcutdir {REPO} --color=no --capture=fd --tb=native -q --continue-on-collection-errors"
 )
 
 

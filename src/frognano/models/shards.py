@@ -1,0 +1,53 @@
+"""One sampler a core. Two threads on one batch gain a fifth, since every matrix product waits for both; two batches, each in
+a thread of its own, gain what two cores have, and a box that needs a core slows only one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from frognano.models.engine import Generation, SamplerEngine
+
+
+class ShardedEngine:
+    """Engines of the same weights behind the interface of one. A session stays where it began; a task's rollouts, which
+    share their prompt, stay together as long as that leaves no engine idle."""
+
+    def __init__(self, engines: Sequence[SamplerEngine]) -> None:
+        self.engines = list(engines)
+        self._home: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Of every live session: its engine and its prompt."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens sampled since the start."""
+        return sum(e.generated for e in self.engines)
+
+    def _choose(self, prompt: tuple[int, ...]) -> int:
+        load = Counter(dict.fromkeys(range(len(self.engines)), 0))
+        load.update(engine for engine, _ in self._home.values())
+        least = min(load, key=lambda e: load[e])
+        same = {engine for engine, p in self._home.values() if p == prompt}
+        close = [e for e in same if load[e] <= load[least] + 8]
+        return min(close, key=lambda e: load[e]) if close else least
+
+    async def generate(self, session: str, ids: list[int], *, temperature: float, limit: int, seed: int) -> Generation:
+        """As `SamplerEngine.generate`."""
+        if session not in self._home:
+            self._home[session] = (self._choose(tuple(ids)), tuple(ids))
+        engine = self.engines[self._home[session][0]]
+        return await engine.generate(session, ids, temperature=temperature, limit=limit, seed=seed)
+
+    def release(self, session: str) -> None:
+        """The rollout is over."""
+        if home := self._home.pop(session, None):
+            self.engines[home[0]].release(session)
+
+    def refresh(self) -> None:
+        """Weights have changed; no row may be live."""
+        for engine in self.engines:
+            engine.refresh()
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
