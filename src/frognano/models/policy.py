@@ -19,7 +19,6 @@ from frognano.models.shards import ShardedEngine
 from frognano.models.trained import TrainedTensors
 from frognano.models.transformers_policy import TransformersPolicy
 
-
 SHARD_ROWS = 16
 
 
@@ -99,7 +98,11 @@ class LlamaPolicy(TrainedTensors):
         shards = max(1, min(threads, rows // SHARD_ROWS))
         engines = [
             TorchEngine(
-                self.weights, prefix=prefix, stop_ids=stop_ids, rows=-(-rows // shards), threads=max(1, threads // shards)
+                self.weights,
+                prefix=prefix,
+                stop_ids=stop_ids,
+                rows=-(-rows // shards),
+                threads=max(1, threads // shards),
             )
             for _ in range(shards)
         ]
