@@ -71,6 +71,8 @@ class IterationTrainer:
         self.session, self.repositories, self.iteration = session, repositories, iteration
         self.start, self.valid = start, valid
         self.live: dict[str, Live] = {}
+        self._confirming: list[list[RolloutKey]] = []
+        """Rollouts that confirmed tasks and were not trained on yet, a batch an update."""
         self._started = self._graded = 0.0
 
     @property
@@ -140,10 +142,11 @@ class IterationTrainer:
 
     # -- tasks --------------------------------------------------------------------------------------------------
 
-    async def _admit(self, update: int) -> list[Wanted]:
-        """Run the pilot under the policy of now; the fresh rollouts that confirmed the tasks are this update's batch.
+    async def _admit(self, update: int, policy: str) -> None:
+        """Run the pilot under the policy of now; the fresh rollouts that confirmed the tasks are the next batches.
 
-        What it admitted is in the journal, so that a resumed run has the same tasks without asking the policy again.
+        More than `groups` of them make several updates: the mask of DPPO is made for the later ones, whose samples are of
+        a policy some steps ago. What it admitted is in the journal, so that a resumed run has the same tasks without asking the policy again.
         """
         s = self.session
         step = f"iter{self.iteration}/pilot/{update}"
@@ -157,13 +160,15 @@ class IterationTrainer:
             held = [[a.task.id, a.task.rung, a.k, a.n, a.confirmed] for a in result.admitted]
             s.store.finish(step, held)
         by_id = {t.id: t for t in s.store.tasks(f"iter{self.iteration}")}
-        wanted = []
+        groups: list[list[RolloutKey]] = []
         for task_id, rung, k, n, confirmed in held:
             task = by_id[task_id].at_rung(rung)
             self.live[task_id] = Live(task, k, n)
             fresh = [i for start, count in confirmed for i in range(start, start + count)]
-            wanted += [Wanted(task, f"iter{self.iteration}/confirm", i) for i in fresh]
-        return wanted
+            purpose = f"iter{self.iteration}/confirm"
+            groups.append([RolloutKey(task.id, rung, policy, purpose, i) for i in fresh])
+        size = s.recipe.train.groups
+        self._confirming += [[k for g in groups[i : i + size] for k in g] for i in range(0, len(groups), size)]
 
     def _take_in(self, rows: Sequence[RolloutRow]) -> None:
         by_task: dict[str, list[bool]] = {}
@@ -181,18 +186,18 @@ class IterationTrainer:
         s, c = self.session, self.session.recipe.train
         policy = self.start if update == 1 else version_name(self.iteration, update - 1)
         self._started, self._graded = time.monotonic(), s.judge.seconds
-        wanted: list[Wanted] = []
-        if update == 1 or len(self.live) < c.replenish_below:
-            wanted = await self._admit(update)
-        if not wanted:
-            step = f"iter{self.iteration}/batch/{update}"
-            if (chosen := s.store.done(step)) is None:
-                weights = {t: live.weight for t, live in self.live.items()}
-                seed = s.recipe.run.seed * 1_000_003 + self.offset + update
-                chosen = [[t, self.live[t].task.rung] for t in pick(weights, c.groups, seed)]
-                s.store.finish(step, chosen)
-            tasks = [self.live[t].task.at_rung(rung) for t, rung in chosen]
-            wanted = [Wanted(t, f"iter{self.iteration}/train/{update}", i) for t in tasks for i in range(c.group_size)]
+        if update == 1 or (not self._confirming and len(self.live) < c.replenish_below):
+            await self._admit(update, policy)
+        if self._confirming:
+            return [r for r in map(s.store.get, self._confirming.pop(0)) if r is not None]
+        step = f"iter{self.iteration}/batch/{update}"
+        if (chosen := s.store.done(step)) is None:
+            weights = {t: live.weight for t, live in self.live.items()}
+            seed = s.recipe.run.seed * 1_000_003 + self.offset + update
+            chosen = [[t, self.live[t].task.rung] for t in pick(weights, c.groups, seed)]
+            s.store.finish(step, chosen)
+        tasks = [self.live[t].task.at_rung(rung) for t, rung in chosen]
+        wanted = [Wanted(t, f"iter{self.iteration}/train/{update}", i) for t in tasks for i in range(c.group_size)]
         if sample:
             rows = await s.rollouts().run(wanted, policy, s.model())
         else:
