@@ -41,7 +41,7 @@ pool = 3
 [train]
 iterations = 2
 updates = 3
-groups = 2
+groups = 1
 group_size = 2
 checkpoint_every = 2
 valid_every = 3

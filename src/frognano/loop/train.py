@@ -146,7 +146,8 @@ class IterationTrainer:
         """Run the pilot under the policy of now; the fresh rollouts that confirmed the tasks are the next batches.
 
         More than `groups` of them make several updates: the mask of DPPO is made for the later ones, whose samples are of
-        a policy some steps ago. What it admitted is in the journal, so that a resumed run has the same tasks without asking the policy again.
+        a policy some steps ago. What the pilot admitted is in the journal, so that a resumed run has the same tasks without
+        asking the policy again.
         """
         s = self.session
         step = f"iter{self.iteration}/pilot/{update}"
