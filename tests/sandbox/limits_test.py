@@ -10,6 +10,7 @@ import pytest
 
 from frognano.sandbox.base import BoxKilled, BoxSpec, Limits, SandboxError
 from frognano.sandbox.bubblewrap import BubblewrapSandbox, BubblewrapSandboxes
+from frognano.sandbox.resident import tree
 
 
 async def test_one_process_takes_all_memory(box: BubblewrapSandbox) -> None:
@@ -23,6 +24,30 @@ async def test_many_processes_take_all_memory_together(box: BubblewrapSandbox) -
         await box.exec(["bash", "-c", hog])
     with pytest.raises(BoxKilled, match="256 MB of memory"):  # and stays killed
         await box.diff()
+
+
+async def test_processes_left_behind_take_memory_while_the_box_waits_for_its_model(
+    box: BubblewrapSandbox,
+) -> None:
+    """Boxes at rest are looked at less often, never not at all."""
+    hog = "import time; time.sleep(1); x = b'x' * (120 << 20); time.sleep(60)"
+    left = f'for i in 1 2 3; do setsid nohup python3 -I -c "{hog}" > /dev/null 2>&1 & done'
+    await box.exec(["bash", "-c", left])
+    resident = box._resident
+    assert resident is not None
+    for _ in range(100):
+        alive = sum(b"time.sleep(60)" in _command(pid) for pid in tree(resident.process.pid))
+        if resident.killed or not alive:  # killed for its memory, or ended with the command that left them
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("the box holds more than its limit for ten seconds")
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_a_fork_bomb_takes_the_machine_or_the_box(box: BubblewrapSandbox) -> None:
