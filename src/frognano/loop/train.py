@@ -17,6 +17,7 @@ from pathlib import Path
 from frognano.loop.evaluate import validate_policy
 from frognano.loop.phases import phase
 from frognano.loop.pilot import Repositories, calibrated
+from frognano.loop.selection import select
 from frognano.loop.session import Session
 from frognano.records import ExitReason, Task, Trajectory, Verdict
 from frognano.rl.checkpoint import STATE, save_checkpoint
@@ -86,7 +87,7 @@ class IterationTrainer:
         return (self.iteration - 1) * self.session.recipe.train.updates
 
     async def run(self) -> str:
-        """Train, and return the version with the best validation solve rate (the later one of equals)."""
+        """Train, and return the version that validation selects."""
         s, c = self.session, self.session.recipe.train
         selected_step = f"iter{self.iteration}/selected"
         if (held := s.store.done(selected_step)) is not None:
@@ -116,8 +117,7 @@ class IterationTrainer:
                 if not has_checkpoint(s.checkpoint(last)):
                     await s.on_compute(save_checkpoint, s.checkpoint(last), s.trainer)
                 scores[last] = await self._score(update - 1, last)
-        best = max(scores.values())
-        selected = [v for v, rate in scores.items() if rate == best][-1]
+        selected = select(list(scores.items()), len(self.valid) * s.recipe.eval.valid_samples)
         s.store.finish(selected_step, selected)
         self._forget_checkpoints(keep=selected)
         return selected

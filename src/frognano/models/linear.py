@@ -21,7 +21,7 @@ def openblas_is_faster() -> bool:
     """An AMD processor, a numpy that comes with OpenBLAS, a torch that comes with MKL."""
     try:
         amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-        blas = str(np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"])  # type: ignore[call-overload,index]
+        blas = str(np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"])
     except (OSError, KeyError, TypeError):
         return False
     return amd and "openblas" in blas and torch.backends.mkl.is_available()
