@@ -97,9 +97,8 @@ class SamplerEngine:
 
     def _run(self) -> None:
         while self._take_all():
-            torch.set_num_threads(
-                self.threads
-            )  # every time: MKL's count is the process's, and the trainer sets its own
+            # Every time: MKL's count is the process's, and the trainer sets its own.
+            torch.set_num_threads(self.threads)
             try:
                 self._sessions.step()
             except Exception as error:

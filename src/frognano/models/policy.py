@@ -20,6 +20,7 @@ from frognano.models.trained import TrainedTensors
 from frognano.models.transformers_policy import TransformersPolicy
 
 SHARD_ROWS = 16
+"""Rows that a sampler needs at least to be worth reading the weights for."""
 
 
 class PolicyConfig(BaseModel):
@@ -94,7 +95,7 @@ class LlamaPolicy(TrainedTensors):
     def engine(
         self, prefix: list[int], stop_ids: tuple[int, ...], rows: int, threads: int
     ) -> TorchEngine | ShardedEngine:
-        """A sampler a thread, as long as each has enough rows to be worth reading the weights for."""
+        """A sampler a thread, as long as each has `SHARD_ROWS`."""
         shards = max(1, min(threads, rows // SHARD_ROWS))
         engines = [
             TorchEngine(

@@ -24,12 +24,11 @@ class ShardedEngine:
         return sum(e.generated for e in self.engines)
 
     def _choose(self, prompt: tuple[int, ...]) -> int:
-        load = Counter(dict.fromkeys(range(len(self.engines)), 0))
-        load.update(engine for engine, _ in self._home.values())
-        least = min(load, key=lambda e: load[e])
+        load = Counter(engine for engine, _ in self._home.values())
+        least = min(range(len(self.engines)), key=load.__getitem__)
         same = {engine for engine, p in self._home.values() if p == prompt}
         close = [e for e in same if load[e] <= load[least] + 8]
-        return min(close, key=lambda e: load[e]) if close else least
+        return min(close, key=load.__getitem__, default=least)
 
     async def generate(self, session: str, ids: list[int], *, temperature: float, limit: int, seed: int) -> Generation:
         """As `SamplerEngine.generate`."""

@@ -46,8 +46,8 @@ class Watchdog:
                 self._wake.clear()
                 self._wake.wait(timeout=5)
                 continue
-            for i, (resident, limit) in enumerate(boxes):
-                if not resident.busy and i % IDLE != turn % IDLE:
+            for resident, limit in boxes:
+                if not resident.busy and turn % IDLE:
                     continue
                 if not resident.killed and memory(resident.process.pid, limit) > limit:
                     resident.killed = f"the box used more than {limit >> 20} MB of memory"
