@@ -74,14 +74,14 @@ def summarise(store: RunStore) -> dict[str, object]:
         "valid": store.metrics("valid"),
         "pilot": store.metrics("pilot"),
         "phases": load(store).phases,
-        "cost": store.steps("cost/"),
+        "cost": [values for _, values in store.metrics("cost")],
         "rollouts": len(store.rollouts()),
     }
 
 
 def page(s: dict, command: str, machine: str) -> str:
     """The Markdown page."""
-    cost = list(s["cost"].values())
+    cost = s["cost"]
     wall, cpu = sum(c["wall_seconds"] for c in cost) / 60, sum(c["cpu_seconds"] for c in cost) / 60
     out = [
         "# The pocket run\n",

@@ -152,7 +152,7 @@ def write_model(folder: Path) -> Path:
 
 def journal(store: RunStore) -> dict[str, Any]:
     """What was done; not how long it took, which has an entry for each process."""
-    return {k: v for k, v in store.steps().items() if not k.startswith(("phase/", "cost/"))}
+    return {k: v for k, v in store.steps().items() if not k.startswith("phase/")}
 
 
 def sampled(witness: Path) -> list[str]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from typing import Literal
 
-import pytest
-
 from frognano.records import PolicyEvaluation
 from frognano.taskpilot.allocation import (
     ClassBook,
     Waiting,
     allocate,
-    frontier_weight,
     next_rung,
     pick,
     saturated,
@@ -149,8 +146,6 @@ def test_saturation_needs_a_streak_and_ignores_lost_groups() -> None:
 
 def test_weights_favour_the_frontier() -> None:
     assert [step_weight(*x) for x in ((0, 0), (0, 4), (4, 4), (1, 4))] == [0.5, 0.15, 0.05, 1.0]
-    assert frontier_weight(0.5, 0.1) == pytest.approx(1.0)
-    assert frontier_weight(0.0, 0.1) == pytest.approx(0.9 * 0.1353352832 + 0.1)
     counts = {"a": 0, "b": 0, "c": 0}
     for seed in range(300):
         for task in pick({"a": 1.0, "b": 0.15, "c": 0.0}, 1, seed):

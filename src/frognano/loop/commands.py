@@ -11,7 +11,7 @@ from pathlib import Path
 
 from frognano.errors import FrogNanoError
 from frognano.loop.evaluate import evaluate_heldout
-from frognano.loop.iterate import HELDOUT, fixed_sets, no_task, record_cost, run_iterations
+from frognano.loop.iterate import HELDOUT, fixed_sets, no_task, run_iterations
 from frognano.loop.pilot import Repositories, calibrated
 from frognano.loop.recipe import RecipeConfig
 from frognano.loop.session import BASE, Session, cache_folder, check_recipe
@@ -115,7 +115,6 @@ def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:
         session.live.say(f"iteration {iteration}: {start} -> {version}{where}")
         if trainer.nothing_to_learn:
             session.live.say(no_task(session, iteration, version))
-        record_cost(session)
 
     _run(work, recipe, out, overrides)
 

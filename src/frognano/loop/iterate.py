@@ -3,9 +3,6 @@ measured on held-out repositories."""
 
 from __future__ import annotations
 
-import resource
-import time
-
 from frognano.loop.evaluate import evaluate_heldout
 from frognano.loop.pilot import Repositories, fixed_set
 from frognano.loop.session import BASE, Session
@@ -39,7 +36,6 @@ async def run_iterations(session: Session) -> list[str]:
         if trainer.nothing_to_learn:
             session.live.say(no_task(session, iteration, selected[-1]))
             break
-    record_cost(session)
     return selected
 
 
@@ -49,25 +45,4 @@ def no_task(session: Session, iteration: int, policy: str) -> str:
         f"iteration {iteration}: no task was found that {policy} solves sometimes but not always, so nothing was trained "
         f"and the run ends here. Raise pilot.rollout_budget (now {session.recipe.pilot_for(iteration).rollout_budget}), "
         "widen pilot.rule, or name more repositories"
-    )
-
-
-def record_cost(session: Session) -> None:
-    """Seconds by phase, memory and tokens of this process; a resumed run adds up its parts."""
-    part = len(session.store.steps("cost/"))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    cpu = sum(
-        getattr(resource.getrusage(w), t)
-        for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        for t in ("ru_utime", "ru_stime")
-    )
-    session.store.finish(
-        f"cost/{part}",
-        {
-            "wall_seconds": time.monotonic() - session.started,
-            "cpu_seconds": cpu,
-            "peak_gb": peak,
-            "generated_tokens": getattr(session.engine, "generated", 0),
-            "threads": session.threads,
-        },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,3 +29,18 @@ def phase(session: Session, name: str, total: int | None = None) -> Iterator[Pha
             session.inner_seconds[-1] += took
     part = len(session.store.steps(f"phase/{name}#"))
     session.store.finish(f"phase/{name}#{part}", round(took - inner, 3))
+    _record_cost(session)
+
+
+def _record_cost(session: Session) -> None:
+    """What this process has used so far; a run that was resumed has one row a process. Written after every phase, so that
+    a process that is killed leaves what it had used by then."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    spent = {
+        "wall_seconds": time.monotonic() - session.started,
+        "cpu_seconds": sum(u.ru_utime + u.ru_stime for u in used),
+        "peak_gb": used[0].ru_maxrss / 1e6,
+        "generated_tokens": session.engine.generated,
+        "threads": session.threads,
+    }
+    session.store.log("cost", session.part, spent)

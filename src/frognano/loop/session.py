@@ -92,6 +92,8 @@ class Session:
     def __init__(self, recipe: RecipeConfig, store: RunStore, live: Live) -> None:
         self.recipe, self.store, self.live = recipe, store, live
         self.started = time.monotonic()
+        self.part = len(store.metrics("cost"))
+        """Processes before this one that worked on the run."""
         self.threads = recipe.model.threads or os.cpu_count() or 1
         self.repositories = chosen_repositories(recipe)
         self.sandboxes = BubblewrapSandboxes()

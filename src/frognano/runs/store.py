@@ -12,9 +12,7 @@ survives the death of the process without an fsync; only a power cut may take ba
 
 from __future__ import annotations
 
-import gzip
 import json
-import math
 import time
 import zlib
 from collections.abc import Mapping
@@ -22,12 +20,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from frognano.records import ExitReason, Status, Task, Trajectory, Verdict
-from frognano.records.base import Record
 from frognano.runs.config import read_config, require_same_config, write_config
-from frognano.runs.files import TEMP_SUFFIX, StoreError, disk_errors, write_atomically
+from frognano.runs.files import TEMP_SUFFIX, StoreError, disk_errors
 from frognano.runs.index import Index
 from frognano.runs.lock import RunLock
+from frognano.runs.metrics import Metrics
 from frognano.runs.rows import Decision, Rejection, RolloutKey, RolloutRow
+from frognano.runs.trajectories import SUFFIX, TrajectoryFiles, pack
 
 FOLDERS = ("trajectories", "tasks", "checkpoints")
 _COLUMNS = (
@@ -40,11 +39,6 @@ class AlreadyRecorded(StoreError):
     """This rollout is in the store: whoever asked for it again has lost count."""
 
 
-class _Rollout(Record):
-    trajectory: Trajectory
-    verdict: Verdict
-
-
 class RunStore:
     """Synchronous, safe to share between threads. One writing process a run; readers are free (``read_only``)."""
 
@@ -52,6 +46,8 @@ class RunStore:
         self.path = path
         self._index = index
         self._lock = lock
+        self._files = TrajectoryFiles(path / "trajectories")
+        self._metrics = Metrics(path / "metrics.jsonl", index)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
@@ -65,7 +61,7 @@ class RunStore:
                 (path / name).mkdir(parents=True, exist_ok=True)
         lock = RunLock(path / "lock")
         try:
-            if any((path / "trajectories").glob("*.json.gz")):
+            if any((path / "trajectories").glob(f"*{SUFFIX}")):
                 raise StoreError(f"{path} holds trajectories but no index.sqlite: restore it, or use another folder")
             write_config(path, config)
             # A kill inside the next line leaves an index without schema; so it is made elsewhere and renamed.
@@ -95,8 +91,8 @@ class RunStore:
             raise
         if not read_only:
             try:
-                store._sweep()
-                store._sync_metrics()
+                store._files.sweep({row[0] for row in store._index.query("SELECT trajectory_id FROM rollouts")})
+                store._metrics.sync()
             except BaseException:
                 store.close()
                 raise
@@ -117,19 +113,12 @@ class RunStore:
     def config(self) -> dict[str, Any]:
         return read_config(self.path)
 
-    def _sweep(self) -> None:
-        known = {row[0] for row in self._index.query("SELECT trajectory_id FROM rollouts")}
-        for file in (self.path / "trajectories").iterdir():
-            if file.name.removesuffix(".json.gz") not in known:
-                file.unlink()
-
     # -- rollouts -----------------------------------------------------------------------------------------------
 
     def put_rollout(
         self, key: RolloutKey, trajectory: Trajectory, verdict: Verdict, fresh: Mapping[str, Any] | None = None
     ) -> None:
-        packed = _Rollout(trajectory=trajectory, verdict=verdict).model_dump_json().encode()
-        packed = gzip.compress(packed, compresslevel=4, mtime=0)
+        packed = pack(trajectory, verdict)
         values = (
             *(key.task_id, key.rung, key.policy, key.purpose, key.index),
             *(trajectory.id, verdict.status, trajectory.exit_reason, verdict.resolved, verdict.counts),
@@ -141,7 +130,7 @@ class RunStore:
                 match = values[:5] if known.startswith("task") else (trajectory.id,)
                 if db.execute(f"SELECT 1 FROM rollouts WHERE {known}", match).fetchone():
                     raise AlreadyRecorded(f"{self.path}: {key} (trajectory {trajectory.id}) is already recorded")
-            write_atomically(self._file(trajectory.id), packed)
+            self._files.write(trajectory.id, packed)
             db.execute(f"INSERT INTO rollouts ({_COLUMNS}) VALUES ({','.join('?' * len(values))})", values)
 
     def get(self, key: RolloutKey) -> RolloutRow | None:
@@ -165,24 +154,10 @@ class RunStore:
         return [_row(row) for row in self._index.query(sql, tuple(values))]
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
-        return self._read(trajectory_id).trajectory
+        return self._files.read(trajectory_id).trajectory
 
     def verdict(self, trajectory_id: str) -> Verdict:
-        return self._read(trajectory_id).verdict
-
-    def _file(self, trajectory_id: str) -> Path:
-        if not trajectory_id or "/" in trajectory_id or trajectory_id.startswith("."):
-            raise ValueError(f"trajectory id {trajectory_id!r} is not a file name")
-        return self.path / "trajectories" / f"{trajectory_id}.json.gz"
-
-    def _read(self, trajectory_id: str) -> _Rollout:
-        file = self._file(trajectory_id)
-        try:
-            return _Rollout.model_validate_json(gzip.decompress(file.read_bytes()))
-        except FileNotFoundError as error:
-            raise StoreError(f"{file} is missing: no such trajectory in this run") from error
-        except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise StoreError(f"{file} is damaged: {str(error).splitlines()[0]}") from error
+        return self._files.read(trajectory_id).verdict
 
     # -- the journal of resumable phases ------------------------------------------------------------------------
 
@@ -271,43 +246,15 @@ class RunStore:
 
     def log(self, series: str, step: int, values: Mapping[str, float]) -> None:
         """One row a (series, step), the last one wins; ``metrics.jsonl`` follows the index."""
-        text = _dump({name: value if math.isfinite(value) else None for name, value in values.items()})
-        with self._index.lock:
-            with self._index.transaction() as db:
-                known = "SELECT 1 FROM metrics WHERE series=? AND step=?"
-                again = db.execute(known, (series, step)).fetchone() is not None
-                db.execute(
-                    "INSERT INTO metrics VALUES (?,?,?) ON CONFLICT DO UPDATE SET vals=excluded.vals",
-                    (series, step, text),
-                )
-            if again:
-                self._sync_metrics()
-            else:
-                with disk_errors(self.path), open(self.path / "metrics.jsonl", "ab") as file:
-                    file.write(_metric_line(series, step, text))
+        self._metrics.log(series, step, values)
 
     def metrics(self, series: str) -> list[tuple[int, dict[str, float]]]:
         """(step, values) in rising step. What was not finite comes back as NaN."""
-        rows = self._index.query("SELECT step, vals FROM metrics WHERE series=? ORDER BY step", (series,))
-        return [
-            (step, {name: math.nan if value is None else value for name, value in json.loads(text).items()})
-            for step, text in rows
-        ]
-
-    def _sync_metrics(self) -> None:
-        rows = self._index.query("SELECT series, step, vals FROM metrics ORDER BY rowid")
-        wanted = b"".join(_metric_line(*row) for row in rows)
-        file = self.path / "metrics.jsonl"
-        if (file.read_bytes() if file.exists() else b"") != wanted:
-            write_atomically(file, wanted)
+        return self._metrics.of(series)
 
 
 def _dump(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _metric_line(series: str, step: int, text: str) -> bytes:
-    return f'{{"series": {json.dumps(series)}, "step": {step}, "values": {text}}}\n'.encode()
 
 
 def _row(row: tuple[Any, ...]) -> RolloutRow:

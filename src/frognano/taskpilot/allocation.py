@@ -95,11 +95,6 @@ def step_weight(k: int, n: int) -> float:
     return 0.15 if k == 0 else 0.05 if k == n else 1.0
 
 
-def frontier_weight(p_hat: float, uniform: float) -> float:
-    """``(1 − u)·exp(−(p̂ − ½)² / (2·0.25²)) + u``: most at the frontier, nothing starves."""
-    return (1.0 - uniform) * math.exp(-((p_hat - 0.5) ** 2) / (2 * 0.25**2)) + uniform
-
-
 def pick(weights: Mapping[str, float], size: int, seed: int) -> list[str]:
     """``size`` tasks without replacement, each draw in proportion to the weights that are left."""
     rng = random.Random(seed)

@@ -1,0 +1,45 @@
+"""A policy of a run as a transformers folder, for any other engine or as the start of another run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from frognano.errors import FrogNanoError
+from frognano.loop.recipe import RecipeConfig
+from frognano.loop.session import BASE, model_errors
+from frognano.models.pocket import ensure_pocket_model
+from frognano.models.policy import compute_dtype, load_policy
+from frognano.rl.checkpoint import STATE, load_weights
+from frognano.runs.store import RunStore
+
+
+def export_policy(run: Path, folder: Path, version: str | None = None) -> str:
+    """Write the policy that a run ended with, or the named one, into a folder that is not there yet; which one it was.
+
+    The weights have the dtype that the run computed with, so they are the ones that were sampled from and measured.
+    """
+    if folder.exists():
+        raise FrogNanoError(f"{folder} is there already: name another folder")
+    with RunStore.open(run, read_only=True) as store:
+        recipe = RecipeConfig.model_validate(store.config)
+        selected = [BASE, *map(str, store.steps("policies/").values())]
+    version = version or selected[-1]
+    checkpoint = run / "checkpoints" / version
+    if version != BASE and not (checkpoint / STATE).is_file():
+        kept = sorted({v for v in selected if v == BASE or (run / "checkpoints" / v / STATE).is_file()})
+        raise FrogNanoError(f"{run} has no weights of {version}: it keeps {', '.join(kept)}")
+    path = ensure_pocket_model() if recipe.model.path == "pocket" else Path(recipe.model.path)
+    with model_errors(str(path)):
+        policy = load_policy(path, recipe.model.trainable_layers, compute_dtype(recipe.model.dtype))
+    if version != BASE:
+        policy.restore(load_weights(checkpoint))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = folder.with_name(f".{folder.name}.part")  # a kill leaves no folder that looks whole
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        policy.save_pretrained(building)
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return version
