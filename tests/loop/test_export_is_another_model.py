@@ -73,8 +73,10 @@ def of_checkpoint(run: Path, version: str, ids: list[int]) -> torch.Tensor:
     with RunStore.open(run, read_only=True) as store:
         config = store.config["model"]
     dtype = getattr(torch, config["dtype"])
-    model = AutoModelForCausalLM.from_pretrained(config["path"]).to(dtype).float()
+    model = AutoModelForCausalLM.from_pretrained(config["path"]).float()
     named = dict(model.named_parameters())
+    for parameter in named.values():  # not the buffers: rotary frequencies are never rounded
+        parameter.data = parameter.data.to(dtype).float()
     for name, value in state.items():
         layer, kind = name.removeprefix("layers.").split(".")
         parts = value.split([SIZES[part] for part in FUSED[kind]]) if len(FUSED[kind]) > 1 else [value]
