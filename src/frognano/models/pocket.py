@@ -6,8 +6,10 @@ text files came out different), so the pre-tokenizer is set to the model's own b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
 import subprocess
@@ -113,7 +115,8 @@ def _convert(folder: Path, gguf: str, out: Path) -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
+    with contextlib.redirect_stderr(io.StringIO()):  # the reader of GGUF has a bar that knows no switch
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf, dtype=torch.float32)
     # The weights are dense by now; without this the model refuses to be saved.
     del model.config.quantization_config
     if hasattr(model, "hf_quantizer"):
