@@ -50,6 +50,41 @@ async def test_ids_are_exact_and_outcomes_are_told_apart(world: World, boxes: Bu
     assert failure.file == T
 
 
+BYTECODE = """
+import pathlib, sys
+import netrc
+import calc
+
+def test_where():
+    made = [str(p) for p in pathlib.Path(sys.pycache_prefix).rglob("*.pyc")]
+    assert [p for p in made if "calc." in p]
+    assert not [p for p in made if "netrc" in p]
+
+def test_stale():
+    assert calc.double(2) == 4
+"""
+
+
+async def test_bytecode_is_stale_or_made_anew_for_what_is_installed(world: World, boxes: BubblewrapSandboxes) -> None:
+    """Compiling what a test imports of the standard library took up to half of a short run. Bytecode that lies in the
+    repository must not be believed: here it is of other source, with the size and time of this one."""
+    stale = """
+import os, py_compile, sys
+at = os.stat("calc.py")
+open("/tmp/calc.py", "w").write(open("calc.py").read().replace("x + x", "x - x"))
+os.utime("/tmp/calc.py", (at.st_mtime, at.st_mtime))
+py_compile.compile("/tmp/calc.py", cfile="__pycache__/calc." + sys.implementation.cache_tag + ".pyc", doraise=True)
+"""
+    ids = ["tests/test_bytecode.py::test_where", "tests/test_bytecode.py::test_stale"]
+    async with boxes.open(BoxSpec(world.snapshot.root, world.venv, read_only=RUNNER)) as box:
+        await box.write_bytes("/repo/tests/test_bytecode.py", BYTECODE.encode())
+        made = await box.exec(["python", "-c", stale])
+        believed = await box.exec(["python", "-c", "import calc; print(calc.double(2))"])
+        report = await run_suite(box, ids, cpu_seconds=6, timeout=60)
+    assert (made.exit_code, believed.stdout) == (0, b"0\n"), "else the trap is no trap"
+    assert report.outcomes == dict.fromkeys(ids, Outcome.PASSED), report.failures
+
+
 def test_unstable_and_red_tests_are_left_out_with_a_reason(world: World) -> None:
     excluded = world.baseline.excluded
     assert "unstable" in excluded[f"{T}::test_by_hash_seed"]

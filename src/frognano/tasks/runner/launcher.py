@@ -4,6 +4,7 @@ Everything that judges is imported before the repository gets onto the path, so 
 """
 
 import importlib
+import importlib.machinery as machinery
 import json
 import os
 import resource
@@ -19,6 +20,35 @@ OPTIONS = (
     f"-p no:cacheprovider -p no:unraisableexception -p no:threadexception -o addopts= -c {RUNNER}/pytest.ini"
     f" --rootdir {REPO} --confcutdir {REPO} --color=no --capture=fd --tb=native -q --continue-on-collection-errors"
 )
+
+
+class Installed(machinery.SourceFileLoader):
+    """Loads a module from outside the repository by the bytecode beside it, which nothing in a box can write. Only the
+    repository's is made anew."""
+
+    def get_code(self, fullname: str) -> Any:
+        fresh, sys.pycache_prefix = sys.pycache_prefix, None
+        try:
+            return super().get_code(fullname)
+        finally:
+            sys.pycache_prefix = fresh
+
+
+def load_installed(folders: tuple[str, ...]) -> None:
+    """Have modules that lie in these folders loaded as `Installed`."""
+    finder = machinery.FileFinder.path_hook(
+        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+        (Installed, machinery.SOURCE_SUFFIXES),
+        (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+    )
+
+    def hook(path: str) -> Any:
+        if path in folders or path.startswith(tuple(f + os.sep for f in folders)):
+            return finder(path)
+        raise ImportError(path)
+
+    sys.path_hooks.insert(0, hook)
+    sys.path_importer_cache.clear()
 
 
 def main() -> None:
@@ -47,6 +77,7 @@ def main() -> None:
     sys.path.remove(RUNNER)
     if request["coverage"]:
         import coverage  # noqa: F401
+    load_installed(tuple(os.path.abspath(p) for p in sys.path if os.path.isdir(p)))
     sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the programs that tests start
