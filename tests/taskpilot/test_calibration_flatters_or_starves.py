@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Literal
 
+import pytest
+
 from frognano.records import PolicyEvaluation
 from frognano.taskpilot.allocation import (
     ClassBook,
@@ -44,7 +46,7 @@ def after(*evaluations: PolicyEvaluation, config: CalibrationConfig = CONFIG, st
 
 def test_decisions() -> None:
     assert after().action == Screen(4)
-    assert after(ev(4, 1, 4)).action == Confirm(8)
+    assert after(ev(4, 1, 4)).action == Confirm(8, pytest.approx(0.2))
     assert after(ev(4, 1, 4), ev(4, 3, 8, "confirm")).action == Admit(3, 8)
     hard = after(ev(4, 0, 4))
     assert (hard.rung, hard.action) == (5, Screen(4))
@@ -65,7 +67,7 @@ def test_screening_samples_never_count_for_admission() -> None:
 
 def test_lost_rollouts_are_asked_for_again() -> None:
     assert after(ev(4, 0, 3)).action == Screen(1)
-    assert after(ev(4, 1, 4), ev(4, 1, 5, "confirm")).action == Confirm(3)
+    assert after(ev(4, 1, 4), ev(4, 1, 5, "confirm")).action == Confirm(3, pytest.approx(0.2))
 
 
 def test_another_policys_evaluation_is_ignored() -> None:
@@ -128,6 +130,13 @@ def test_allocation_keeps_the_budget_serves_confirmations_first_and_repeats_itse
     assert sum(n for _, n in chosen) == 24
     assert chosen == allocate(waiting, ClassBook(), 25, 0)
     assert chosen != allocate(waiting, ClassBook(), 25, 1)
+
+
+def test_the_confirmations_that_a_budget_pays_for_are_not_those_nearest_to_the_target() -> None:
+    screens = {"rare": ev(4, 1, 8), "half": ev(4, 2, 4), "often": ev(4, 3, 4)}
+    waiting = [Waiting(t, ("op", 4), after(e).action) for t, e in screens.items()]
+    assert allocate(waiting, ClassBook(), 8, 0) == [("half", 8)]
+    assert [t for t, _ in allocate(waiting, ClassBook(), 24, 0)] == ["half", "often", "rare"]
 
 
 def test_saturation_needs_a_streak_and_ignores_lost_groups() -> None:

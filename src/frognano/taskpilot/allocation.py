@@ -2,8 +2,8 @@
 
 A class is (operator, rung). The share of its screened tasks that fell strictly between 0 and 1 has a Beta posterior
 around the share over all classes; each waiting screen draws once from its class (Thompson sampling) and the highest
-draws are served. Tasks that have passed their screen come first: they are the likeliest to be admitted. Deterministic
-for a seed.
+draws are served. Tasks that have passed their screen come first, those nearest to the target rate before the others: they
+are the likeliest to be admitted. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ class Waiting:
 
 
 def allocate(waiting: Sequence[Waiting], book: ClassBook, budget: int, seed: int) -> list[tuple[str, int]]:
-    """(task, rollouts) for at most ``budget`` rollouts; confirmations in order, then screens by their draw."""
-    confirms = [(w.task_id, w.action.n) for w in waiting if isinstance(w.action, Confirm)]
+    """(task, rollouts) for at most ``budget`` rollouts; confirmations by distance to the target, then screens by their draw."""
+    passed = [
+        (w.action.off_target, i, w.task_id, w.action.n) for i, w in enumerate(waiting) if isinstance(w.action, Confirm)
+    ]
+    confirms = [(task_id, n) for _, _, task_id, n in sorted(passed)]
     drawn: list[tuple[float, int, str, int]] = []
     for i, w in enumerate(waiting):
         if isinstance(w.action, Screen):

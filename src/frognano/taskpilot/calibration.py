@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from frognano.records import PolicyEvaluation
-from frognano.taskpilot.posterior import AdmissionRule, admits
+from frognano.taskpilot.posterior import AdmissionRule, Posterior, admits
 
 
 class CalibrationConfig(BaseModel):
@@ -48,6 +48,8 @@ class Screen:
 @dataclass(frozen=True, slots=True)
 class Confirm:
     n: int
+    off_target: float = 0.0
+    """How far the screen's posterior mean lies from the rule's target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,10 @@ def _at_rung(
         return None, +1
     if k == n:
         return None, -1
+    off_target = abs(Posterior.of(k, n, config.rule.prior).mean - config.rule.target)
     k, n = counts.get((rung, "confirm"), (0, 0))
     if n < config.confirm_n:
-        return Confirm(config.confirm_n - n), 0
+        return Confirm(config.confirm_n - n, off_target), 0
     if admits(k, n, config.rule):
         return Admit(k, n), 0
     return None, (-1 if config.rule.above(k, n) else +1)

@@ -72,7 +72,7 @@ class AdmissionRule(BaseModel):
 
     low: float = Field(0.0, ge=0, le=1)
     high: float = Field(1.0, ge=0, le=1)
-    target: float = Field(0.5, ge=0, le=1)
+    target: float = Field(0.5, ge=0, le=1, description="Tasks whose screen came nearest to it are confirmed first.")
     confidence: float = Field(0.0, ge=0, lt=1, description="Where high < 1: P(p <= high) must reach this.")
     prior: float = Field(JEFFREYS, gt=0, description="0.5 is Jeffreys', 1 is uniform.")
 
