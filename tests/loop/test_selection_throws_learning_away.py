@@ -11,15 +11,17 @@ from frognano.loop.selection import select
     ("solved", "chosen"),
     [
         ((4, 3), 1),  # what happened: 4 of 32 before an iteration, 3 of 32 after it
+        ((4, 2), 1),  # what happened later
+        ((4, 1), 0),
         ((3, 4), 1),
         ((4, 4), 1),
         ((0, 0), 1),
         ((8, 0), 0),  # a collapse
-        ((8, 5), 0),
-        ((8, 6), 1),
+        ((8, 4), 0),
+        ((8, 5), 1),
         ((2, 9, 8), 2),
         ((2, 9, 1), 1),
-        ((32, 31), 0),  # the best is certain
+        ((32, 30), 0),
         ((5,), 0),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frognano.records import Environment, Lineage, Origin, Statement, Task, Validation
-from frognano.taskpilot.arrivals import Rejected
+from frognano.taskpilot.arrivals import Rejected, fresh_first
 from frognano.taskpilot.calibration import Binding
 from frognano.taskpilot.dedupe import bug_key, gold_lines, task_key
 from frognano.taskpilot.ledger import MemoryLedger
@@ -224,3 +224,15 @@ def test_gold_lines_are_read_from_hunks_only() -> None:
     assert gold_lines(make_task(0).gold_patch) == (["return a"], ["return a + 1"])
     assert task_key(make_task(1, "f")) == task_key(make_task(2, "f"))
     assert task_key(make_task(1, "f")) != task_key(make_task(1, "f", "return a - 1"))
+
+
+async def test_what_was_too_hard_before_is_tried_before_what_is_new() -> None:
+    tasks = [make_task(i) for i in range(6)]
+    queue: list[Task | Rejected | None] = [*tasks[:3], Rejected("cand-x", "survived"), *tasks[3:], None, None, None]
+
+    async def offer() -> Task | Rejected | None:
+        return queue.pop(0)
+
+    following = fresh_first(offer, taken={tasks[0].id}, hard={tasks[1].id, tasks[4].id})
+    got = [await following() for _ in range(7)]
+    assert got == [tasks[2], Rejected("cand-x", "survived"), tasks[3], tasks[5], tasks[1], tasks[4], None]

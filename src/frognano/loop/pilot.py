@@ -12,7 +12,7 @@ from frognano.loop.phases import phase
 from frognano.loop.session import Session
 from frognano.records import Task
 from frognano.rollouts.pool import Wanted
-from frognano.taskpilot.arrivals import Rejected
+from frognano.taskpilot.arrivals import fresh_first
 from frognano.taskpilot.calibration import Binding
 from frognano.taskpilot.pilot import PilotResult, Request, run_pilot
 from frognano.taskpilot.stream import CandidateStream
@@ -100,11 +100,9 @@ async def calibrated(session: Session, repositories: Repositories, iteration: in
     binding = Binding(session.version, session.harness.name, recipe.budget.name)
     ledger = StoreLedger(session.store, iteration)
     scope = f"{binding.policy}|{binding.harness}|{binding.budget}"
-    taken = {
-        d.task_id
-        for d in ledger.decisions()
-        if d.detail["scope"] != scope and d.action in ("admit", "drop") and d.detail.get("reason") != "too_hard"
-    }
+    earlier = [d for d in ledger.decisions() if d.detail["scope"] != scope and d.action in ("admit", "drop")]
+    taken = {d.task_id for d in earlier if d.detail.get("reason") != "too_hard"}
+    hard = {d.task_id for d in earlier} - taken
 
     async def measure(requests: Sequence[Request]) -> list[list[bool]]:
         wanted = [Wanted(r.task, f"iter{iteration}/{r.stage}", r.start + i) for r in requests for i in range(r.n)]
@@ -115,15 +113,8 @@ async def calibrated(session: Session, repositories: Repositories, iteration: in
 
     async with candidates(session, repositories, "train", recipe.repositories.train, "train") as stream:
         with phase(session, f"iter{iteration}/pilot") as progress:
-
-            async def following() -> Task | Rejected | None:
-                while True:
-                    candidate = await stream.next()
-                    if not (isinstance(candidate, Task) and candidate.id in taken):
-                        return candidate
-
             return await run_pilot(
-                following,
+                fresh_first(stream.next, taken, hard),
                 measure,
                 ledger,
                 binding,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from frognano.errors import FrogNanoError
@@ -20,6 +21,27 @@ class Rejected:
 
 
 NextValidated = Callable[[], Awaitable[Task | Rejected | None]]
+
+
+def fresh_first(next_validated: NextValidated, taken: Collection[str], hard: Collection[str]) -> NextValidated:
+    """The same candidates without the tasks in `taken`, and those in `hard` after all others.
+
+    What was too hard for an earlier policy may suit this one, but seldom: tried in their old order, before what no policy
+    has seen, such tasks used up an iteration's whole budget of rollouts.
+    """
+    later: deque[Task] = deque()
+
+    async def following() -> Task | Rejected | None:
+        while (candidate := await next_validated()) is not None:
+            if isinstance(candidate, Rejected):
+                return candidate
+            if candidate.id in hard:
+                later.append(candidate)
+            elif candidate.id not in taken:
+                return candidate
+        return later.popleft() if later else None
+
+    return following
 
 
 class Arrivals:
