@@ -39,6 +39,15 @@ def test_a_log_gets_a_line_now_and_then(hands):
     assert "\x1b" not in log.getvalue()
 
 
+def test_what_was_interrupted_says_that_it_is_done(hands):
+    log = io.StringIO()
+    with pytest.raises(KeyboardInterrupt), Live(log) as shown, shown.phase("train", 4) as phase:
+        phase.advance()
+        hands[0] += 65
+        raise KeyboardInterrupt
+    assert log.getvalue().splitlines()[-1] == "train: 1/4 · stopped after 1:05"
+
+
 def test_a_resumed_phase_does_not_look_fast(hands):
     with Live(io.StringIO()) as shown, shown.phase("train", 100, done=90) as phase:
         assert phase.eta is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from frognano.rl.checkpoint import save_checkpoint
 from frognano.rl.dppo import DppoConfig
 from frognano.rl.trainer import OptimizerConfig, Trainer
 from frognano.runs.store import RunStore
-from models.tiny import logp_of, random_ids, save_tiny
+from models.tiny import logp_of, random_ids, tiny_model
 
 FUSED = {
     "norm1": ["input_layernorm"],
@@ -42,7 +43,8 @@ SIZES = {
 @pytest.fixture(params=["float32", "bfloat16"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A run of two iterations on a tiny model; the second handed on its own weights."""
-    model = save_tiny(tmp_path / "model", "qwen3")
+    model = tmp_path / "model"
+    tiny_model("qwen3").bfloat16().save_pretrained(model)  # as most models are published
     recipe = RecipeConfig.model_validate(
         {
             "run": {"name": "tiny"},
@@ -95,6 +97,8 @@ def test_exported_weights_are_not_those_of_the_policy(run: Path, tmp_path: Path)
     assert torch.allclose(last, of_checkpoint(run, "i2u4", ids), atol=1e-4)
     assert torch.allclose(first, of_checkpoint(run, "i1u4", ids), atol=1e-4)
     assert not torch.allclose(last, first, atol=1e-2)
+    config = json.loads((tmp_path / "last" / "config.json").read_text())
+    assert config["dtype"] == json.loads((run / "recipe.json").read_text())["model"]["dtype"]
     assert not torch.allclose(last, base, atol=1e-2)
 
 

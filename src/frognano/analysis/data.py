@@ -210,23 +210,29 @@ def _calibrations(rows: list[RolloutRow], by_purpose: Mapping[str, list[Task]]) 
 
 
 def _task_lines(store: RunStore, rows: list[RolloutRow], by_purpose: Mapping[str, list[Task]]) -> list[TaskLine]:
-    tried: dict[tuple[str, int], list[bool]] = defaultdict(list)
+    """Outcomes are those of one policy: the fresh rollouts that confirmed a training task, π0's of the fixed sets."""
+    base = next(iter(_policies(rows)), "")
+    tried: dict[tuple[str, str, int], list[bool]] = defaultdict(list)
     for row in rows:
-        if row.counts:
-            tried[row.key.task_id, row.key.rung].append(row.resolved)
+        purpose, _, stage = row.key.purpose.partition("/")
+        if row.counts and (stage == "confirm" or (not stage and row.key.policy == base)):
+            tried[purpose, row.key.task_id, row.key.rung].append(row.resolved)
     last = {decision.task_id: decision for decision in store.decisions()}
     lines = []
     for purpose, tasks in sorted(by_purpose.items(), key=lambda item: not item[0].startswith("iter")):
         for task in tasks:
             decision = last.get(task.id)
-            outcomes = tried[task.id, task.rung]
-            action = decision.action if decision else ""
-            lines.append(
-                TaskLine(
-                    task, purpose, sum(outcomes), len(outcomes), action, _text(decision.detail) if decision else ""
-                )
-            )
+            outcomes = tried[purpose, task.id, task.rung]
+            action = _PLAIN.get(decision.action, decision.action) if decision else ""
+            why = {k: v for k, v in decision.detail.items() if k not in _INNER} if decision else {}
+            lines.append(TaskLine(task, purpose, sum(outcomes), len(outcomes), action, _text(why)))
     return lines
+
+
+_PLAIN = {"arrive": "not tried", "measure": "undecided"}
+"""What the ledger's last word on a task means, where that is not plain."""
+_INNER = {"bug", "scope", "step", "start", "asked"}
+"""Of a decision: what only a restart needs."""
 
 
 def _text(detail: Any) -> str:

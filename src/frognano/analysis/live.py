@@ -31,6 +31,8 @@ class Phase:
         self.numbers: dict[str, float] = {}
         self.began = time.monotonic()
         self.finished = False
+        self.stopped = False
+        """Finished before its end: interrupted, or failed."""
         self._resumed_at = done
         self._show = show
         self._lock = Lock()
@@ -113,6 +115,9 @@ class Live:
         self._show(phase)
         try:
             yield phase
+        except BaseException:
+            phase.stopped = True
+            raise
         finally:
             phase.finish()
 
@@ -145,7 +150,8 @@ class Live:
                 return
             self._said[id(phase)] = now
             far = f"{phase.done}/{phase.total}" if phase.total is not None else f"{phase.done}"
-            state = "done in " + clock(phase.seconds) if phase.finished else phase.pace
+            end = "stopped after " if phase.stopped else "done in "
+            state = end + clock(phase.seconds) if phase.finished else phase.pace
             parts = [f"{phase.name}: {far}", state, phase.latest]
             print(" · ".join(part for part in parts if part), file=self._stream, flush=True)
 

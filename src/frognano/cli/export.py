@@ -23,4 +23,4 @@ def export(
     from frognano.loop.export import export_policy
 
     version = export_policy(run, folder, policy)
-    print(f"{version}: {folder}")
+    print(f"{version}{' (untrained)' if version == 'base' else ''}: {folder}")

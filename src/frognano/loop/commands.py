@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from frognano.runs.files import StoreError, no_space
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
 from frognano.sandbox.scratch import scratch_root
+from frognano.taskpilot.pilot import PilotResult
 
 Overrides = Mapping[str, str]
 
@@ -31,11 +33,14 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
     recipe = load_recipe(recipe_file, RecipeConfig, overrides)
     check_recipe(recipe)  # before there is a run folder, which would hold on to what was wrong
     folder = (out or Path("runs") / recipe.run.name).absolute()  # git and boxes are started in other folders
+    known = (folder / "index.sqlite").exists()
     with _full_disk(folder):
         store = RunStore.create(folder, recipe.model_dump(mode="json"))
         try:
-            with Live() as live, Session(recipe, store, live) as session:
-                yield session
+            with Live() as live:
+                live.say(f"{'going on with' if known else 'a new run in'} {folder}; loading the model")
+                with Session(recipe, store, live) as session:
+                    yield session
         finally:
             store.close()
 
@@ -93,12 +98,23 @@ def run_pilot(recipe: Path, out: Path | None, overrides: Overrides) -> None:
         result = await calibrated(session, repositories, iteration)
         for admitted in result.admitted:
             session.store.put_task(admitted.task, f"iter{iteration}")
-        session.live.say(
-            f"iteration {iteration}: {len(result.admitted)} tasks for {start}, {len(result.dropped)} dropped, "
-            f"{result.rollouts_used} rollouts; they are in {session.store.path / 'tasks'}"
-        )
+        session.live.say(_pilot_said(session, iteration, start, result))
 
     _run(work, recipe, out, overrides)
+
+
+def _pilot_said(session: Session, iteration: int, policy: str, result: PilotResult) -> str:
+    """What came of a pilot, and what to do where that is nothing."""
+    reasons = Counter(result.dropped.values())
+    dropped = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in reasons.most_common())
+    said = f"iteration {iteration}: {len(result.admitted)} tasks admitted for {policy} after {result.rollouts_used} rollouts"
+    said += f"; dropped: {dropped}" if dropped else ""
+    if result.admitted:
+        return f"{said}; they are in {session.store.path / 'tasks'}"
+    budget = session.recipe.pilot_for(iteration).rollout_budget
+    if result.exhausted == "budget":
+        return f"{said}. The budget is spent: raise pilot.rollout_budget (now {budget}), in another run folder (--out)"
+    return f"{said}. No candidate is left: name more repositories, or widen [mutation], in another run folder (--out)"
 
 
 def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:

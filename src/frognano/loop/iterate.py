@@ -44,5 +44,5 @@ def no_task(session: Session, iteration: int, policy: str) -> str:
     return (
         f"iteration {iteration}: no task was found that {policy} solves sometimes but not always, so nothing was trained "
         f"and the run ends here. Raise pilot.rollout_budget (now {session.recipe.pilot_for(iteration).rollout_budget}), "
-        "widen pilot.rule, or name more repositories"
+        "widen pilot.rule, or name more repositories, in another run folder (--out)"
     )

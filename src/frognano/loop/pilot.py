@@ -87,7 +87,7 @@ async def fixed_set(
         share = "raise repositories.valid_share, " if part == "valid" else ""
         raise FrogNanoError(
             f"only {len(tasks)} of {count} {purpose} tasks could be made from {', '.join(names)}: "
-            f"name more repositories, {share}or lower eval.{purpose}_tasks"
+            f"name more repositories, {share}or lower eval.{purpose}_tasks, in another run folder (--out)"
         )
     session.store.finish(step, [t.id for t in tasks])
     return tasks

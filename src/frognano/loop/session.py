@@ -64,7 +64,9 @@ def chosen_repositories(recipe: RecipeConfig) -> dict[str, RepositoryConfig]:
 def check_recipe(recipe: RecipeConfig) -> None:
     """What can be known to fail before anything is started: repositories that are not in the pool, a machine without
     boxes, a folder without a model."""
-    chosen_repositories(recipe)
+    for name, repository in chosen_repositories(recipe).items():
+        if repository.path and not repository.path.expanduser().is_dir():
+            raise ConfigError(f"repository {name}: {repository.path} is no folder; correct its `path` in the pool")
     find_bwrap()
     if recipe.model.path != "pocket":
         with model_errors(recipe.model.path):

@@ -87,6 +87,12 @@ class LlamaPolicy(TrainedTensors):
             if file.is_file() and file.suffix != ".safetensors" and file.name != "model.safetensors.index.json":
                 shutil.copy(file, folder)
         save_file(self.weights.to_state(), folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "model.safetensors").chmod(0o644)  # it comes as 0600
+        config = json.loads((folder / "config.json").read_text())
+        # What a reader takes the weights as. Left at the base's bfloat16 it would round most of an update away.
+        config["dtype"] = str(self.weights.embedding.dtype).removeprefix("torch.")
+        config.pop("torch_dtype", None)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     @property
     def context(self) -> int:
