@@ -115,6 +115,7 @@ def test_a_repository_that_is_not_there(place: Place):
     error = place.fails()
     assert "repository other" in error
     assert str(place.root / "other") in error
+    assert not place.out.exists(), "it was found out after work was done"
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
