@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 520, 220
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30
+LEFT, RIGHT, TOP, BOTTOM = 62, 12, 24, 30
 
 
 class Line(NamedTuple):
@@ -94,7 +94,7 @@ def bar_chart(bars: Sequence[Bar], *, label: str) -> str:
             f'height="{HEIGHT - BOTTOM - py(bar.value):.1f}" rx="2"><title>{escape(bar.name)}: {value}</title></rect>'
             f'<path class="whisker" d="M{middle:.1f} {py(bar.low):.1f}V{py(bar.high):.1f}'
             f'M{middle - 7:.1f} {py(bar.low):.1f}h14M{middle - 7:.1f} {py(bar.high):.1f}h14"/>'
-            f'<text class="value" x="{middle + 11:.1f}" y="{py(bar.value) - 5:.1f}">{value}</text>'
+            f'<text class="value" x="{middle:.1f}" y="{py(bar.high) - 7:.1f}" text-anchor="middle">{value}</text>'
             f'<text class="tick" x="{middle:.1f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(bar.name)}</text>'
         )
     return _svg(parts, label)
