@@ -41,10 +41,15 @@ def test_a_log_gets_a_line_now_and_then(hands):
 
 def test_what_was_interrupted_says_that_it_is_done(hands):
     log = io.StringIO()
-    with pytest.raises(KeyboardInterrupt), Live(log) as shown, shown.phase("train", 4) as phase:
-        phase.advance()
-        hands[0] += 65
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with Live(log) as shown, shown.phase("train", 4) as phase:
+            phase.advance()
+            hands[0] += 65
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert log.getvalue().splitlines()[-1] == "train: 1/4 · stopped after 1:05"
 
 
