@@ -15,7 +15,9 @@ from analysis import synthetic
 from frognano.analysis.charts import Bar, Line, bar_chart, histogram, line_chart
 from frognano.analysis.data import load
 from frognano.analysis.report import render, write_report
-from frognano.runs import RunStore
+from frognano.records import Status
+from frognano.runs import RolloutKey, RunStore
+from runs import made
 
 CHROMIUM = shutil.which("chromium")
 
@@ -46,6 +48,30 @@ def test_data_is_the_stores(run: Path):
     assert sum(count for _, count, _ in data.rejected) == 37
     assert dict(data.phases)["iter1/train"] == 210.5
     assert "From pi0 to pi3" in data.result
+
+
+def test_rates_of_the_task_table_mix_policies_or_stages(tmp_path: Path):
+    with RunStore.create(tmp_path / "run", {"name": "table"}) as store:
+        for purpose in ("heldout", "train", "iter2"):
+            store.put_task(made.task(f"task-{purpose}", "f"), purpose)
+        rung = made.task().rung
+        tries = [
+            *[("task-heldout", "base", "heldout", False), ("task-heldout", "i1u4", "heldout", True)],
+            *[("task-train", "base", "iter1/screen", True), ("task-train", "i1u4", "iter2/screen", False)],
+            *[("task-iter2", "i1u4", "iter2/screen", True), ("task-iter2", "i1u4", "iter2/confirm", False)],
+            ("task-iter2", "i2u3", "iter2/train/4", True),
+        ]
+        for i, (task, policy, purpose, solved) in enumerate(tries):
+            verdict = made.verdict(Status.RESOLVED if solved else Status.NOT_RESOLVED)
+            t = made.trajectory(f"t{i}", task, policy).model_copy(update={"rung": rung})
+            store.put_rollout(RolloutKey(task, rung, policy, purpose, 0), t, verdict)
+        detail = {"bug": "c711", "scope": "iter2/i1u4", "step": 0, "k": 0, "n": 1}
+        store.decide("iter2/0", "task-iter2", "admit", detail)
+        store.decide("iter2/1", "task-train", "arrive", {"scope": "iter2/i1u4"})
+        lines = {line.purpose: line for line in load(store).tasks}
+    assert {p: (line.k, line.n) for p, line in lines.items()} == {"heldout": (0, 1), "train": (0, 1), "iter2": (0, 1)}
+    assert (lines["iter2"].action, lines["iter2"].reason) == ("admit", "k 0, n 1")
+    assert (lines["train"].action, lines["train"].reason) == ("not tried", "")
 
 
 class Tags(HTMLParser):

@@ -20,7 +20,8 @@ from frognano.records import ExitReason, Task, Trajectory, Verdict
 from frognano.runs import RolloutRow, RunStore
 
 Series = list[tuple[int, dict[str, float]]]
-HELDOUT = "heldout"
+HELDOUT, TRAIN = "heldout", "train"
+"""Purposes of tasks: the measured ones, and the candidates that the pilot was offered."""
 SHOWN_PER_OUTCOME = 3
 
 
@@ -210,12 +211,23 @@ def _calibrations(rows: list[RolloutRow], by_purpose: Mapping[str, list[Task]]) 
 
 
 def _task_lines(store: RunStore, rows: list[RolloutRow], by_purpose: Mapping[str, list[Task]]) -> list[TaskLine]:
-    """Outcomes are those of one policy: the fresh rollouts that confirmed a training task, π0's of the fixed sets."""
+    """Outcomes are those of one policy: the fresh rollouts that confirmed a training task, a candidate's last screen, π0's of
+    the fixed sets."""
     base = next(iter(_policies(rows)), "")
+    screener = {row.key.task_id: row.key.policy for row in rows if row.key.purpose.endswith("/screen")}
     tried: dict[tuple[str, str, int], list[bool]] = defaultdict(list)
     for row in rows:
         purpose, _, stage = row.key.purpose.partition("/")
-        if row.counts and (stage == "confirm" or (not stage and row.key.policy == base)):
+        match stage:
+            case "screen":
+                purpose, policy = TRAIN, screener[row.key.task_id]
+            case "confirm":
+                policy = row.key.policy
+            case "":
+                policy = base
+            case _:  # training
+                continue
+        if row.counts and row.key.policy == policy:
             tried[purpose, row.key.task_id, row.key.rung].append(row.resolved)
     last = {decision.task_id: decision for decision in store.decisions()}
     lines = []
