@@ -7,9 +7,7 @@ from pathlib import Path
 
 from frognano.errors import FrogNanoError
 from frognano.loop.recipe import RecipeConfig
-from frognano.loop.session import BASE, model_errors
-from frognano.models.pocket import ensure_pocket_model
-from frognano.models.policy import compute_dtype, load_policy
+from frognano.loop.session import BASE, open_policy
 from frognano.rl.checkpoint import STATE, load_weights
 from frognano.runs.store import RunStore
 
@@ -29,9 +27,7 @@ def export_policy(run: Path, folder: Path, version: str | None = None) -> str:
     if version != BASE and not (checkpoint / STATE).is_file():
         kept = sorted({v for v in selected if v == BASE or (run / "checkpoints" / v / STATE).is_file()})
         raise FrogNanoError(f"{run} has no weights of {version}: it keeps {', '.join(kept)}")
-    path = ensure_pocket_model() if recipe.model.path == "pocket" else Path(recipe.model.path)
-    with model_errors(str(path)):
-        policy = load_policy(path, recipe.model.trainable_layers, compute_dtype(recipe.model.dtype))
+    policy = open_policy(recipe.model)
     if version != BASE:
         policy.restore(load_weights(checkpoint))
     folder.parent.mkdir(parents=True, exist_ok=True)

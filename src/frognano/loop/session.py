@@ -24,9 +24,10 @@ from frognano.loop.recipe import RecipeConfig
 from frognano.models.base import Sampling
 from frognano.models.causal_lm import check_checkpoint
 from frognano.models.pocket import PocketModelError, ensure_pocket_model
-from frognano.models.policy import compute_dtype, load_policy
+from frognano.models.policy import LlamaPolicy, PolicyConfig, compute_dtype, load_policy
 from frognano.models.renderer import Renderer, TemplateRenderer, XmlRenderer
 from frognano.models.token_model import TokenModel
+from frognano.models.transformers_policy import TransformersPolicy
 from frognano.rl.checkpoint import load_trainer, load_weights
 from frognano.rl.trainer import Trainer
 from frognano.rollouts.pool import RolloutPool
@@ -64,9 +65,9 @@ def chosen_repositories(recipe: RecipeConfig) -> dict[str, RepositoryConfig]:
 def check_recipe(recipe: RecipeConfig) -> None:
     """What can be known to fail before anything is started: repositories that are not in the pool, a machine without
     boxes, a folder without a model."""
-    for name, repository in chosen_repositories(recipe).items():
-        if repository.path and not repository.path.expanduser().is_dir():
-            raise ConfigError(f"repository {name}: {repository.path} is no folder; correct its `path` in the pool")
+    for repository in chosen_repositories(recipe).values():
+        if repository.path is not None:
+            repository.folder()
     find_bwrap()
     if recipe.model.path != "pocket":
         with model_errors(recipe.model.path):
@@ -88,6 +89,13 @@ def model_errors(path: str) -> Iterator[None]:
         raise ConfigError(f"{named[:400]} (model.path: `pocket`, or a folder as save_pretrained writes it)") from error
 
 
+def open_policy(config: PolicyConfig) -> LlamaPolicy | TransformersPolicy:
+    """The base policy that a recipe names."""
+    path = ensure_pocket_model() if config.path == "pocket" else Path(config.path)
+    with model_errors(str(path)):
+        return load_policy(path, config.trainable_layers, compute_dtype(config.dtype))
+
+
 class Session:
     """`torch` work runs in one thread of its own, so that the event loop goes on serving boxes."""
 
@@ -102,10 +110,9 @@ class Session:
         self.inner_seconds: list[float] = []
         """Of the phases that are open, outermost first: what phases within them took."""
         self.compute = ThreadPoolExecutor(1, "compute")
-        path = ensure_pocket_model() if recipe.model.path == "pocket" else Path(recipe.model.path)
-        with model_errors(str(path)):
-            self.policy = load_policy(path, recipe.model.trainable_layers, compute_dtype(recipe.model.dtype))
-            self.renderer = self._renderer(path)
+        self.policy = open_policy(recipe.model)
+        with model_errors(str(self.policy.path)):
+            self.renderer = self._renderer(self.policy.path)
         self.harness = Leaf({"pocket": POCKET, "default": DEFAULT}[recipe.harness.prompt])
         self.engine = self.policy.engine(
             self._static_prefix(), self.renderer.stop_ids, recipe.rollouts.rows, self.threads

@@ -47,6 +47,14 @@ class RepositoryConfig(BaseModel):
         """The import name."""
         return self.package or self.name.replace("-", "_")
 
+    def folder(self) -> Path:
+        """The ``path`` of a repository that has one; a TaskError where nothing is there."""
+        assert self.path is not None
+        folder = self.path.expanduser().resolve()
+        if not folder.is_dir():
+            raise TaskError(f"repository {self.name}: {folder} is no folder; correct its `path` in the pool")
+        return folder
+
     @property
     def source(self) -> Literal["sdist", "path", "git"]:
         return "sdist" if self.sha256 else "path" if self.path else "git"

@@ -141,10 +141,7 @@ def unpack_sdist(archive: Path, sha256: str, tree: Path) -> None:
 
 
 def _from_path(repository: RepositoryConfig, tree: Path, scratch: Path) -> None:
-    assert repository.path is not None
-    root = repository.path.expanduser().resolve()
-    if not root.is_dir():
-        raise TaskError(f"repository {repository.name}: {root} is no folder")
+    root = repository.folder()
     if (root / ".git").exists():
         listed = git("ls-files", "-z", "--cached", "--exclude-standard", cwd=root).split(b"\0")
         names = [os.fsdecode(n) for n in listed if n]
