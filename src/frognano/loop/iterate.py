@@ -4,7 +4,7 @@ measured on held-out repositories."""
 from __future__ import annotations
 
 from frognano.loop.evaluate import evaluate_heldout
-from frognano.loop.pilot import Repositories, fixed_set
+from frognano.loop.pilot import Repositories, fixed_set, spent_tokens
 from frognano.loop.session import BASE, Session
 from frognano.loop.train import IterationTrainer
 from frognano.records import Task
@@ -30,13 +30,20 @@ async def run_iterations(session: Session) -> list[str]:
     for iteration in range(1, iterations + 1):
         trainer = IterationTrainer(session, repositories, iteration, selected[-1], valid)
         selected.append(await trainer.run())
-        last = iteration == iterations or trainer.nothing_to_learn
+        last = iteration == iterations or trainer.nothing_to_learn or not tokens_left(session)
         await evaluate_heldout(session, heldout, selected[-1], rungs if last else ())
         session.store.finish(f"policies/{iteration}", selected[-1])
         if trainer.nothing_to_learn:
             session.live.say(no_task(session, iteration, selected[-1]))
             break
+        if last:
+            break
     return selected
+
+
+def tokens_left(session: Session) -> bool:
+    limit = session.recipe.train.max_tokens
+    return limit is None or spent_tokens(session.store) < limit
 
 
 def no_task(session: Session, iteration: int, policy: str) -> str:

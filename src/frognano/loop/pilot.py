@@ -12,6 +12,7 @@ from frognano.loop.phases import phase
 from frognano.loop.session import Session
 from frognano.records import Task
 from frognano.rollouts.pool import Wanted
+from frognano.runs.store import RunStore
 from frognano.taskpilot.arrivals import fresh_first
 from frognano.taskpilot.calibration import Binding
 from frognano.taskpilot.pilot import PilotResult, Request, run_pilot
@@ -97,6 +98,9 @@ async def calibrated(session: Session, repositories: Repositories, iteration: in
     """Tasks for the policy that the engine holds now. What earlier pilots of the run admitted does not come twice."""
     recipe, pool = session.recipe, session.rollouts()
     config = recipe.pilot_for(iteration)
+    if recipe.train.max_tokens is not None:
+        budget = min(config.rollout_budget, affordable_rollouts(session, iteration, recipe.train.max_tokens))
+        config = config.model_copy(update={"rollout_budget": budget})
     binding = Binding(session.version, session.harness.name, recipe.budget.name)
     ledger = StoreLedger(session.store, iteration)
     scope = f"{binding.policy}|{binding.harness}|{binding.budget}"
@@ -120,3 +124,36 @@ async def calibrated(session: Session, repositories: Repositories, iteration: in
                 binding,
                 config,
             )
+
+
+def affordable_rollouts(session: Session, iteration: int, max_tokens: int) -> int:
+    """How many rollouts of the mean length so far the tokens that are left would pay. Kept, so that a pilot that is gone on
+    with after a kill has the budget that it began with."""
+    step = f"iter{iteration}/affordable_rollouts/{session.version}"
+    if (held := session.store.done(step)) is None:
+        rows = session.store.rollouts()
+        mean = sum(r.generated_tokens for r in rows) / max(1, len(rows)) or session.recipe.sampling.max_tokens_per_turn
+        held = max(1, int((max_tokens - spent_tokens(session.store)) / mean))
+        session.store.finish(step, held)
+    return int(held)
+
+
+def spent_tokens(store: RunStore) -> int:
+    """Generated for calibration and training so far; measuring policies is not counted."""
+    return sum(r.generated_tokens for r in store.rollouts() if r.key.purpose.startswith("iter"))
+
+
+async def uncalibrated(session: Session, repositories: Repositories, iteration: int, count: int) -> list[Task]:
+    """The next `count` candidates that no earlier iteration had, without asking any policy: the ablation of the pilot."""
+    purpose = f"iter{iteration}"
+    had = {t.id for i in range(1, iteration) for t in session.store.tasks(f"iter{i}")}
+    tasks: list[Task] = []
+    async with candidates(session, repositories, "train", session.recipe.repositories.train, "train") as stream:
+        with phase(session, f"{purpose}/tasks", total=count) as progress:
+            while len(tasks) < count and (candidate := await stream.next()) is not None:
+                if isinstance(candidate, Task) and candidate.id not in had:
+                    tasks.append(candidate)
+                    progress.advance()
+    for task in tasks:
+        session.store.put_task(task, purpose)
+    return tasks

@@ -72,6 +72,12 @@ class TrainConfig(_Section):
     replenish_below: int = Field(0, ge=0, description="Fewer live tasks than this calls the pilot again; 0: never.")
     checkpoint_every: int = Field(10, ge=1)
     valid_every: int = Field(20, ge=1)
+    calibrate: bool = Field(
+        True, description="false: tasks as they come, each trained on once. For ablations; the pilot is what this is all about."
+    )
+    max_tokens: int | None = Field(
+        None, gt=0, description="Generated for calibration and training in the whole run; the run ends when they are spent."
+    )
     admission: tuple[AdmissionRule, ...] = Field(
         (), description="One rule per iteration, the last one stays; none: the pilot's own rule."
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from frognano.loop.evaluate import validate_policy
 from frognano.loop.phases import phase
-from frognano.loop.pilot import Repositories, calibrated
+from frognano.loop.pilot import Repositories, calibrated, spent_tokens, uncalibrated
 from frognano.loop.selection import select
 from frognano.loop.session import Session
 from frognano.records import ExitReason, Task, Trajectory, Verdict
@@ -103,6 +103,8 @@ class IterationTrainer:
         last = self.start
         with phase(s, f"iter{self.iteration}/train", total=c.updates) as progress:
             for update in range(1, c.updates + 1):
+                if not self._affordable(update):
+                    break
                 rows = await self._batch(update, sample=update > finished)
                 if not rows:
                     break
@@ -152,6 +154,11 @@ class IterationTrainer:
         s = self.session
         step = f"iter{self.iteration}/pilot/{update}"
         if (held := s.store.done(step)) is None:
+            c = s.recipe.train
+            if not c.calibrate:
+                tasks = await uncalibrated(s, self.repositories, self.iteration, c.updates * c.groups)
+                s.store.finish(step, [[t.id, t.rung, 0, 0, []] for t in tasks])
+                return await self._admit(update, policy)
             result = await calibrated(s, self.repositories, self.iteration)
             for a in result.admitted:
                 await asyncio.to_thread(update_task, s.store.path / "tasks", a.task)
@@ -166,12 +173,28 @@ class IterationTrainer:
             task = by_id[task_id].at_rung(rung)
             self.live[task_id] = Live(task, k, n)
             fresh = [i for start, count in confirmed for i in range(start, start + count)]
+            if not fresh:
+                continue
             purpose = f"iter{self.iteration}/confirm"
             groups.append([RolloutKey(task.id, rung, policy, purpose, i) for i in fresh])
         size = s.recipe.train.groups
         self._confirming += [[k for g in groups[i : i + size] for k in g] for i in range(0, len(groups), size)]
 
+    def _affordable(self, update: int) -> bool:
+        """Whether tokens are left for an update; what confirmed tasks was paid for already. The answer is kept, since after a
+        kill more of this update's rollouts may be there than when it was given."""
+        s = self.session
+        if s.recipe.train.max_tokens is None or (update > 1 and self._confirming):
+            return True
+        step = f"iter{self.iteration}/affordable/{update}"
+        if (held := s.store.done(step)) is None:
+            held = spent_tokens(s.store) < s.recipe.train.max_tokens
+            s.store.finish(step, held)
+        return bool(held)
+
     def _take_in(self, rows: Sequence[RolloutRow]) -> None:
+        if not self.session.recipe.train.calibrate:
+            return
         by_task: dict[str, list[bool]] = {}
         for row in rows:
             by_task.setdefault(row.key.task_id, []).append(row.resolved)
@@ -195,7 +218,8 @@ class IterationTrainer:
         if (chosen := s.store.done(step)) is None:
             weights = {t: live.weight for t, live in self.live.items()}
             seed = s.recipe.run.seed * 1_000_003 + self.offset + update
-            chosen = [[t, self.live[t].task.rung] for t in pick(weights, c.groups, seed)]
+            drawn = pick(weights, c.groups, seed) if c.calibrate else list(weights)[(update - 1) * c.groups :][: c.groups]
+            chosen = [[t, self.live[t].task.rung] for t in drawn]
             s.store.finish(step, chosen)
         tasks = [self.live[t].task.at_rung(rung) for t, rung in chosen]
         wanted = [Wanted(t, f"iter{self.iteration}/train/{update}", i) for t in tasks for i in range(c.group_size)]

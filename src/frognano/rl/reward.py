@@ -28,6 +28,9 @@ class RewardConfig(BaseModel):
         None, gt=0, description="N in tokens; none: the median of the successes measured so far."
     )
     floor: float = Field(0.6, le=1)
+    shuffle: bool = Field(
+        False, description="A control: rewards are dealt out anew within each group, so that they say nothing about a run."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

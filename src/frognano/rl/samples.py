@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from frognano.records import Sample, Trajectory, Verdict
@@ -18,9 +19,11 @@ def make_group(
 ) -> Group:
     """All rollouts of one task under one policy. Infrastructure errors are left out; a run without ids is refused."""
     samples: list[Sample] = []
-    for trajectory, verdict in rollouts:
-        if not verdict.counts:
-            continue
+    counted = [(t, v) for t, v in rollouts if v.counts]
+    earned = [(raw_reward(v), shaped_reward(t, v, reward, iteration, threshold)) for t, v in counted]
+    if reward.shuffle:
+        random.Random(group_id).shuffle(earned)
+    for (trajectory, _), (raw, shaped) in zip(counted, earned, strict=True):
         if not trajectory.segments:
             raise ValueError(f"trajectory {trajectory.id} has no token ids: a chat model cannot be trained on")
         for segment in trajectory.segments:
@@ -35,8 +38,8 @@ def make_group(
                     logprobs=segment.logprobs,
                     temperature=trajectory.temperature,
                     truncated=trajectory.exit_reason.truncated,
-                    raw_reward=raw_reward(verdict),
-                    reward=shaped_reward(trajectory, verdict, reward, iteration, threshold),
+                    raw_reward=raw,
+                    reward=shaped,
                 )
             )
     return Group(group_id, tuple(samples))
