@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from frognano import __version__
-from frognano.cli import doctor, export, report, run, tasks
+from frognano.cli import doctor, experiment, export, report, run, tasks
 from frognano.errors import ConfigError, FrogNanoError
 
 INTERRUPTED = 130
@@ -31,6 +31,7 @@ app = typer.Typer(
 run.register(app)
 report.register(app)
 export.register(app)
+experiment.register(app)
 doctor.register(app)
 app.add_typer(tasks.app, name="tasks")
 

@@ -46,3 +46,21 @@ async def evaluate_heldout(session: Session, tasks: Sequence[Task], version: str
     top = {(t.id, t.rung) for t in tasks}
     counted = [r for r in rows if r and (r.key.task_id, r.key.rung) in top]
     return sum(r.resolved for r in counted) / max(1, len(counted))
+
+
+async def evaluate_recall(session: Session, selected: Sequence[str]) -> None:
+    """Whether earlier iterations' tasks are forgotten: each iteration's own tasks under π0, under the policy that they made
+    and under the last one. `selected` is π0, π1, …"""
+    samples = session.recipe.eval.recall_samples
+    by_policy: dict[str, list[Wanted]] = {}
+    for iteration in range(1, len(selected)):
+        for task in session.store.tasks(f"iter{iteration}"):
+            for version in dict.fromkeys((selected[0], selected[iteration], selected[-1])):
+                wanted = [Wanted(task, f"recall/{iteration}", i) for i in range(samples)]
+                by_policy.setdefault(version, []).extend(wanted)
+    for version, wanted in by_policy.items():
+        await _ready(session, wanted, version)
+        with phase(session, f"recall/{version}", total=len(wanted)) as progress:
+            await session.rollouts(_sampling(session)).run(
+                wanted, version, session.model(), progress=lambda _, p=progress: p.advance()
+            )

@@ -3,7 +3,7 @@ measured on held-out repositories."""
 
 from __future__ import annotations
 
-from frognano.loop.evaluate import evaluate_heldout
+from frognano.loop.evaluate import evaluate_heldout, evaluate_recall
 from frognano.loop.pilot import Repositories, fixed_set, spent_tokens
 from frognano.loop.session import BASE, Session
 from frognano.loop.train import IterationTrainer
@@ -38,6 +38,7 @@ async def run_iterations(session: Session) -> list[str]:
             break
         if last:
             break
+    await evaluate_recall(session, selected)
     return selected
 
 

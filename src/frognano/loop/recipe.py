@@ -73,10 +73,13 @@ class TrainConfig(_Section):
     checkpoint_every: int = Field(10, ge=1)
     valid_every: int = Field(20, ge=1)
     calibrate: bool = Field(
-        True, description="false: tasks as they come, each trained on once. For ablations; the pilot is what this is all about."
+        True,
+        description="false: tasks as they come, each trained on once. For ablations; the pilot is what this is all about.",
     )
     max_tokens: int | None = Field(
-        None, gt=0, description="Generated for calibration and training in the whole run; the run ends when they are spent."
+        None,
+        gt=0,
+        description="Generated for calibration and training in the whole run; the run ends when they are spent.",
     )
     admission: tuple[AdmissionRule, ...] = Field(
         (), description="One rule per iteration, the last one stays; none: the pilot's own rule."
@@ -89,6 +92,11 @@ class EvalConfig(_Section):
     samples: int = Field(1, ge=1, description="Rollouts per held-out task.")
     valid_samples: int = Field(1, ge=1)
     temperature: float | None = Field(None, ge=0, description="none: that of training.")
+    recall_samples: int = Field(
+        0,
+        ge=0,
+        description="At the end: rollouts per trained task of π0, of its own iteration's policy and of the last; 0: none.",
+    )
     rung_tasks: int = Field(100, ge=1, description="How many of the held-out tasks are measured at further rungs.")
     rungs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (), description="Further rungs, for the first and the last policy."

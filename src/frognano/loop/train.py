@@ -218,7 +218,9 @@ class IterationTrainer:
         if (chosen := s.store.done(step)) is None:
             weights = {t: live.weight for t, live in self.live.items()}
             seed = s.recipe.run.seed * 1_000_003 + self.offset + update
-            drawn = pick(weights, c.groups, seed) if c.calibrate else list(weights)[(update - 1) * c.groups :][: c.groups]
+            drawn = (
+                pick(weights, c.groups, seed) if c.calibrate else list(weights)[(update - 1) * c.groups :][: c.groups]
+            )
             chosen = [[t, self.live[t].task.rung] for t in drawn]
             s.store.finish(step, chosen)
         tasks = [self.live[t].task.at_rung(rung) for t, rung in chosen]

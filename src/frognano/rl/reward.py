@@ -29,7 +29,8 @@ class RewardConfig(BaseModel):
     )
     floor: float = Field(0.6, le=1)
     shuffle: bool = Field(
-        False, description="A control: rewards are dealt out anew within each group, so that they say nothing about a run."
+        False,
+        description="A control: rewards are dealt out anew within each group, so that they say nothing about a run.",
     )
 
     @model_validator(mode="after")

@@ -76,6 +76,15 @@ class Index:
         with self.lock, self._errors():
             return self._db.execute(sql, parameters).fetchall()
 
+    def copy(self, file: Path) -> None:
+        """Write a consistent copy to a new file, also while another process writes to this one."""
+        with self.lock, self._errors():
+            copied = sqlite3.connect(file)
+            try:
+                self._db.backup(copied)
+            finally:
+                copied.close()
+
     def close(self) -> None:
         with self.lock:
             self._db.close()

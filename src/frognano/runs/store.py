@@ -103,6 +103,9 @@ class RunStore:
         if self._lock:
             self._lock.release()
 
+    def copy_index(self, file: Path) -> None:
+        self._index.copy(file)
+
     def __enter__(self) -> Self:
         return self
 

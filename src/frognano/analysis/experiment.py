@@ -1,0 +1,174 @@
+"""The tables of an experiment, as Markdown and as the numbers behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frognano.analysis.intervals import Interval
+from frognano.analysis.pooled import Measured, Run, counted, gain, parts, rate, read_run, recalled
+from frognano.runs import RunStore
+
+
+def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path:
+    """`results.md` and `results.json` in the experiment's folder, from the runs (named `<arm>/seed-<n>`) that are there."""
+    runs: list[Run] = []
+    for name, folder in folders.items():
+        if (folder / "index.sqlite").exists():
+            with RunStore.open(folder, read_only=True) as store:
+                runs.append(read_run(store, name))
+    arms: dict[str, list[Run]] = {}
+    for run in runs:
+        if len(run.policies) > 1:
+            arms.setdefault(run.name.split("/")[0], []).append(run)
+    root.mkdir(parents=True, exist_ok=True)
+    page = [f"# {root.name}\n", f"Command: `frognano experiment {command}`."]
+    missing = [n for n in folders if n not in {r.name for r in runs if len(r.policies) > 1}]
+    if missing:
+        page.append(f"\n**Not all runs are done**; without a trained policy yet: {', '.join(missing)}.")
+    for arm, its_runs in arms.items():
+        page += _arm(arm, its_runs)
+    if len(arms) > 1:
+        page += _comparison(arms)
+    file = root / "results.md"
+    file.write_text("\n".join(page) + "\n")
+    numbers = {arm: [_numbers(run) for run in its_runs] for arm, its_runs in arms.items()}
+    (root / "results.json").write_text(
+        json.dumps({"command": command, "arms": numbers}, indent=1, ensure_ascii=False) + "\n"
+    )
+    return file
+
+
+def _ends(runs: Sequence[Run], rung: int | None = None) -> tuple[list[Measured], list[Measured]]:
+    first = [m for run in runs for m in run.at(run.policies[0], rung)]
+    return first, [m for run in runs for m in run.at(run.last, rung)]
+
+
+def _arm(arm: str, runs: Sequence[Run]) -> list[str]:
+    out = [f"\n## {arm}\n"]
+    out += ["| seed | π0 | last | gain in points | times |", "| --- | --- | --- | --- | --- |"]
+    for run in runs:
+        out.append(_result(run.name.split("/seed-")[-1], *_ends([run])))
+    if len(runs) > 1:
+        out.append(_result("**pooled**", *_ends(runs)))
+        out.append(_result("pooled, clustered by repository", *_ends(runs), by_repository=True))
+    out += ["\nSolved of the held-out tasks at the most localising rung by policy:\n"]
+    steps = max(len(run.policies) for run in runs)
+    out += [f"| seed | {' | '.join(f'π{i}' for i in range(steps))} |", f"| --- |{' --- |' * steps}"]
+    for run in runs:
+        cells = [_of([m for m in run.at(policy)]) for policy in run.policies]
+        out.append(f"| {run.name.split('/seed-')[-1]} | {' | '.join(cells + ['—'] * (steps - len(cells)))} |")
+    before, after = _ends(runs)
+    p = parts(before, after)
+    out += ["\n| format and skill, pooled | π0 | last |", "| --- | --- | --- |"]
+    for title, (a, b) in (
+        ("made a call", p.called),
+        ("made a valid call", p.valid_call),
+        ("made a valid edit", p.valid_edit),
+        ("solved, given a valid edit", p.solved_given_edit),
+    ):
+        out.append(f"| {title} | {100 * a:.0f} % | {100 * b:.0f} % |")
+    out.append(
+        f"\nOf the gain, {100 * p.format:+.1f} points are format (more valid edits), {100 * p.skill:+.1f} skill (more of them right)."
+    )
+    for title, key in (("bug family", lambda m: m.task.lineage.operator), ("repository", lambda m: m.task.origin.name)):
+        a, b = counted(before, key), counted(after, key)
+        out += [f"\n| {title}, pooled | π0 | last |", "| --- | --- | --- |"]
+        out += [f"| {name} | {_share(a.get(name))} | {_share(b.get(name))} |" for name in sorted(a.keys() | b.keys())]
+    out += ["\n| rung, pooled | π0 | last |", "| --- | --- | --- |"]
+    for rung in sorted({m.row.key.rung for run in runs for m in run.heldout}):
+        a, b = _ends(runs, rung)
+        out.append(f"| {rung} | {_of(a)} | {_of(b)} |")
+    if recall := recalled(runs):
+        out += ["\nTasks of each iteration, at the rung they were trained at:\n"]
+        out += ["| iteration | π0 | the policy that they made | last |", "| --- | --- | --- | --- |"]
+        for iteration, roles in recall.items():
+            out.append(f"| {iteration} | {' | '.join(_of(roles.get(r, [])) for r in ('π0', 'own', 'last'))} |")
+    return out
+
+
+def _comparison(arms: Mapping[str, Sequence[Run]]) -> list[str]:
+    out = ["\n## The arms beside each other\n"]
+    out += [
+        "| arm | seeds | last, pooled | against the first arm, same seeds | tokens | rollouts: screen / confirm / train | updates "
+        "| groups with signal | per 100 rollouts |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    reference = next(iter(arms.values()))
+    for arm, runs in arms.items():
+        seeds = {run.name.split("/")[-1] for run in runs}
+        same = [run for run in reference if run.name.split("/")[-1] in seeds]
+        last = _ends(runs)[1]
+        against = "—" if runs is reference or not same else _points(gain(_ends(same)[1], last))
+        stages = " / ".join(str(sum(run.training[s][0] for run in runs)) for s in ("screen", "confirm", "train"))
+        rollouts, kept = sum(run.rollouts for run in runs), sum(run.groups_kept for run in runs)
+        tokens = ", ".join(f"{run.tokens:,}" for run in runs)
+        updates = sum(run.updates for run in runs)
+        out.append(
+            f"| {arm} | {len(runs)} | {_of(last)} | {against} | {tokens} | {stages} | {updates} | {kept} "
+            f"| {100 * kept / max(1, rollouts):.1f} |"
+        )
+    return out
+
+
+def _result(name: str, before: Sequence[Measured], after: Sequence[Measured], by_repository: bool = False) -> str:
+    if not before or not after:
+        return f"| {name} | {_of(before)} | {_of(after)} | — | — |"
+    a, b = rate(before), rate(after)
+    first, last = (a.by_repository, b.by_repository) if by_repository else (a.by_function, b.by_function)
+    times = f"{last.estimate / first.estimate:.1f}" if first.estimate else "from none"
+    points = _points(gain(before, after, by_repository))
+    return f"| {name} | {a.solved}/{a.trials} = {first:%} | {b.solved}/{b.trials} = {last:%} | {points} | {times} |"
+
+
+def _of(measured: Sequence[Measured]) -> str:
+    if not measured:
+        return "—"
+    found = rate(measured)
+    return f"{found.solved}/{found.trials} = {found.by_function:%}"
+
+
+def _share(k_n: tuple[int, int] | None) -> str:
+    return "—" if k_n is None else f"{k_n[0]}/{k_n[1]}"
+
+
+def _points(x: Interval) -> str:
+    return f"{100 * x.estimate:+.1f} ({100 * x.low:+.1f} to {100 * x.high:+.1f})"
+
+
+def _numbers(run: Run) -> dict[str, Any]:
+    """Everything that the tables were made of, one entry a held-out rollout."""
+    return {
+        "run": run.name,
+        "policies": run.policies,
+        "tokens": run.tokens,
+        "training": {
+            stage: dict(zip(("rollouts", "solved", "tokens"), held, strict=True))
+            for stage, held in run.training.items()
+        },
+        "updates": run.updates,
+        "groups": run.groups,
+        "groups_kept": run.groups_kept,
+        "admitted": run.admitted,
+        "heldout": [_row(m) for m in run.heldout],
+        "recall": [_row(m) for m in run.recall],
+    }
+
+
+def _row(m: Measured) -> dict[str, Any]:
+    row, task = m.row, m.task
+    return {
+        "task": row.key.task_id,
+        "repository": task.origin.name,
+        "function": task.group,
+        "family": task.lineage.operator,
+        "rung": row.key.rung,
+        "policy": row.key.policy,
+        "purpose": row.key.purpose,
+        "resolved": row.resolved,
+        "valid_edit": row.valid_edit,
+        "calls": row.fresh["calls"],
+        "failed_calls": row.fresh["failed_calls"],
+    }

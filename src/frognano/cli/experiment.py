@@ -1,0 +1,35 @@
+"""``frognano experiment``: arms and seeds of one recipe, and the tables that compare them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command("experiment")(experiment)
+
+
+def experiment(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file, e.g. recipes/pocket-experiment.toml.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="The folder of all its runs. [default: runs/NAME]")
+    ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Run nothing: only write the tables of what is there.")
+    ] = False,
+) -> None:
+    """Run a recipe in several arms over several seeds, and compare them. What was stopped goes on from there."""
+    from frognano.cli.run import _share_cores
+
+    _share_cores()
+    from frognano.analysis.experiment import write_summary
+    from frognano.loop.experiment import Runner, jobs_of, load_experiment
+
+    config = load_experiment(file)
+    root = (out or Path("runs") / config.name).absolute()
+    if not summary:
+        Runner(file.absolute(), config, root).run()
+    print(write_summary(root, {job.name: job.folder for job in jobs_of(config, root)}, str(file)))

@@ -1,0 +1,226 @@
+"""Experiment: several arms of one recipe over several seeds, by one command that goes on where it was stopped.
+
+An arm is a set of overrides. One that is `like` another begins with what that one made and measured before training (held-out
+and validation tasks, π0's rollouts, validated candidates), so that they differ in what the arm is about alone; with
+`equal_tokens` it may generate as many tokens for calibration and training together as that one did.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from frognano.errors import FrogNanoError
+from frognano.loop.pilot import spent_tokens
+from frognano.loop.recipe import RecipeConfig
+from frognano.loop.session import BASE
+from frognano.runs.fork import fork_run
+from frognano.runs.recipe import load_recipe
+from frognano.runs.store import RunStore
+
+SHARED_STEPS = ("secret", "fixed/", "candidate/")
+SHARED_TASKS = ("heldout", "valid", "train")
+SHARED_ROLLOUTS = (("heldout", BASE), ("valid", BASE))
+DONE = "experiment/done"
+
+
+class ArmConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    like: str | None = Field(None, description="The arm whose tasks and π0 measurements it shares.")
+    equal_tokens: bool = Field(
+        False, description="Ends when it has generated as many tokens as the arm that it is like."
+    )
+    seeds: tuple[int, ...] | None = Field(None, description="none: those of the experiment.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Overrides of the recipe, `section.key` to value.")
+
+
+class ExperimentConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
+    recipe: Path = Field(description="Relative to the experiment's file.")
+    seeds: tuple[int, ...] = Field(min_length=1)
+    jobs: int = Field(1, ge=1, description="Runs at a time; share the cores with model.threads in `set`.")
+    set: dict[str, Any] = Field(default_factory=dict, description="Overrides for every arm.")
+    arm: dict[str, ArmConfig] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _arms_are_known(self) -> Self:
+        for name, arm in self.arm.items():
+            if arm.like is None and not arm.equal_tokens:
+                continue
+            if arm.like not in self.arm or self.arm[arm.like].like is not None:
+                raise ValueError(f"arm {name} is like {arm.like}: name an arm that is like no other")
+            if missing := set(self.seeds_of(name)) - set(self.seeds_of(arm.like)):
+                raise ValueError(f"arm {name} has seeds that {arm.like} lacks: {sorted(missing)}")
+        return self
+
+    def seeds_of(self, arm: str) -> tuple[int, ...]:
+        chosen = self.arm[arm].seeds
+        return self.seeds if chosen is None else chosen
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: an arm with one seed."""
+
+    arm: str
+    seed: int
+    folder: Path
+    like: Path | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}/seed-{self.seed}"
+
+
+def jobs_of(config: ExperimentConfig, root: Path) -> list[Job]:
+    """Seed by seed; an arm that others are like comes before them."""
+    arms = sorted(config.arm, key=lambda name: config.arm[name].like is not None)
+    seeds = dict.fromkeys((*config.seeds, *(s for arm in arms for s in config.seeds_of(arm))))
+    jobs = []
+    for seed in seeds:
+        for arm in arms:
+            if seed in config.seeds_of(arm):
+                like = config.arm[arm].like
+                place = root / arm / f"seed-{seed}"
+                jobs.append(Job(arm, seed, place, root / like / f"seed-{seed}" if like else None))
+    return jobs
+
+
+def overrides_of(config: ExperimentConfig, job: Job) -> dict[str, Any]:
+    arm = config.arm[job.arm]
+    chosen: dict[str, Any] = {"run.seed": job.seed, **config.set, **arm.set}
+    if arm.equal_tokens and job.like is not None:
+        with RunStore.open(job.like, read_only=True) as store:
+            chosen["train.max_tokens"] = spent_tokens(store)
+    return chosen
+
+
+def is_done(job: Job) -> bool:
+    if not (job.folder / "index.sqlite").exists():
+        return False
+    with RunStore.open(job.folder, read_only=True) as store:
+        return store.done(DONE) is not None
+
+
+class Runner:
+    """Runs jobs as processes of their own, `jobs` at a time; a job waits for the one that it is like."""
+
+    def __init__(self, file: Path, config: ExperimentConfig, root: Path) -> None:
+        self.config, self.root = config, root
+        self.recipe = (file.parent / config.recipe).resolve()
+        self.jobs = jobs_of(config, root)
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._stopped = False
+        for arm in config.arm:  # a typo must show now, not after the hours of the arms before it
+            first = next(j for j in self.jobs if j.arm == arm)
+            load_recipe(
+                self.recipe, RecipeConfig, _texts({"run.seed": first.seed, **config.set, **config.arm[arm].set})
+            )
+
+    def run(self) -> None:
+        """Until all are done. FrogNanoError names the log of one that failed; the others end first."""
+        root = self.root
+        root.mkdir(parents=True, exist_ok=True)
+        done = {job.folder for job in self.jobs if is_done(job)}
+        for job in self.jobs:
+            print(f"{job.name}: {'done' if job.folder in done else 'to do'}", file=sys.stderr)
+        failed: list[Job] = []
+        with ThreadPoolExecutor(self.config.jobs) as pool:
+            try:
+                for wave in _waves([j for j in self.jobs if j.folder not in done]):
+                    outcomes = pool.map(self._one, wave)
+                    failed += [job for job, ok in zip(wave, outcomes, strict=True) if not ok]
+                    if failed:
+                        break
+            except BaseException:
+                self._stop()
+                raise
+        if failed:
+            logs = ", ".join(str(_log(job)) for job in failed)
+            raise FrogNanoError(
+                f"{', '.join(j.name for j in failed)} failed: see {logs}; then run the same command again"
+            )
+
+    def _one(self, job: Job) -> bool:
+        chosen = _texts(overrides_of(self.config, job))
+        recipe = load_recipe(self.recipe, RecipeConfig, chosen)
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        if job.like is not None:
+            fork_run(
+                job.like,
+                job.folder,
+                recipe.model_dump(mode="json"),
+                steps=SHARED_STEPS,
+                tasks=SHARED_TASKS,
+                rollouts=SHARED_ROLLOUTS,
+            )
+        command = [sys.executable, "-m", "frognano.cli", "loop", str(self.recipe), "--out", str(job.folder)]
+        for key, value in chosen.items():
+            command += [f"--{key}", value]
+        print(f"{time.strftime('%H:%M:%S')} {job.name}: started, log in {_log(job)}", file=sys.stderr)
+        with _log(job).open("ab") as log:
+            if self._stopped:
+                return False
+            child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=_quiet())
+            self._children.add(child)
+            code = child.wait()
+            self._children.discard(child)
+        print(
+            f"{time.strftime('%H:%M:%S')} {job.name}: {'done' if code == 0 else f'exit code {code}'}", file=sys.stderr
+        )
+        if code == 0:
+            with RunStore.open(job.folder) as store:
+                store.finish(DONE)
+        return code == 0
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for child in list(self._children):
+            child.send_signal(signal.SIGINT)
+
+
+def _waves(jobs: list[Job]) -> Iterator[list[Job]]:
+    """Jobs that may run at the same time: none of a wave is like another one of it."""
+    first = [job for job in jobs if job.like is None]
+    if first:
+        yield first
+    if rest := [job for job in jobs if job.like is not None]:
+        yield rest
+
+
+def _log(job: Job) -> Path:
+    return job.folder.with_name(f"{job.folder.name}.log")
+
+
+def _quiet() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def _texts(overrides: Mapping[str, Any]) -> dict[str, str]:
+    """As they stand on a command line: TOML values."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(text(v) for v in value)}]"
+        return f'"{value}"' if isinstance(value, str) else str(value)
+
+    return {key: text(value) for key, value in overrides.items()}
+
+
+def load_experiment(file: Path) -> ExperimentConfig:
+    return load_recipe(file, ExperimentConfig)
