@@ -74,13 +74,15 @@ def _arm(arm: str, runs: Sequence[Run]) -> list[str]:
         f"\nOf the gain, {100 * p.format:+.1f} points are format (more valid edits), {100 * p.skill:+.1f} skill (more of them right)."
     )
     for title, key in (("bug family", lambda m: m.task.lineage.operator), ("repository", lambda m: m.task.origin.name)):
-        a, b = counted(before, key), counted(after, key)
+        k0, k1 = counted(before, key), counted(after, key)
         out += [f"\n| {title}, pooled | π0 | last |", "| --- | --- | --- |"]
-        out += [f"| {name} | {_share(a.get(name))} | {_share(b.get(name))} |" for name in sorted(a.keys() | b.keys())]
+        out += [
+            f"| {name} | {_share(k0.get(name))} | {_share(k1.get(name))} |" for name in sorted(k0.keys() | k1.keys())
+        ]
     out += ["\n| rung, pooled | π0 | last |", "| --- | --- | --- |"]
     for rung in sorted({m.row.key.rung for run in runs for m in run.heldout}):
-        a, b = _ends(runs, rung)
-        out.append(f"| {rung} | {_of(a)} | {_of(b)} |")
+        first, last = _ends(runs, rung)
+        out.append(f"| {rung} | {_of(first)} | {_of(last)} |")
     if recall := recalled(runs):
         out += ["\nTasks of each iteration, at the rung they were trained at:\n"]
         out += ["| iteration | π0 | the policy that they made | last |", "| --- | --- | --- | --- |"]

@@ -11,8 +11,8 @@ from frognano.analysis.data import HELDOUT
 from frognano.analysis.intervals import Interval, Trial, cluster_difference, cluster_rate
 from frognano.records import Task
 from frognano.runs import RolloutRow, RunStore
+from frognano.runs.rows import BASE
 
-BASE = "base"
 TRAINING = ("screen", "confirm", "train")
 
 
@@ -23,7 +23,7 @@ class Measured(NamedTuple):
     task: Task
 
     def trial(self, by_repository: bool = False) -> Trial:
-        cluster = self.task.origin.name if by_repository else f"{self.task.origin.name}:{self.task.group}"
+        cluster = self.task.origin.name if by_repository else self.task.group
         return Trial(self.row.key.task_id, cluster, self.row.resolved)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+from frognano.analysis.live import Phase
 from frognano.loop.phases import phase
 from frognano.loop.session import Session
 from frognano.models.base import Sampling
@@ -61,6 +63,9 @@ async def evaluate_recall(session: Session, selected: Sequence[str]) -> None:
     for version, wanted in by_policy.items():
         await _ready(session, wanted, version)
         with phase(session, f"recall/{version}", total=len(wanted)) as progress:
-            await session.rollouts(_sampling(session)).run(
-                wanted, version, session.model(), progress=lambda _, p=progress: p.advance()
-            )
+            pool = session.rollouts(_sampling(session))
+            await pool.run(wanted, version, session.model(), progress=partial(_advance, progress))
+
+
+def _advance(progress: Phase, _: int) -> None:
+    progress.advance()

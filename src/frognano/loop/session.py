@@ -32,6 +32,7 @@ from frognano.rl.checkpoint import load_trainer, load_weights
 from frognano.rl.trainer import Trainer
 from frognano.rollouts.pool import RolloutPool
 from frognano.rollouts.rollout import Judge, ModelFactory, Setting
+from frognano.runs.rows import BASE as BASE  # what loop's files take from here
 from frognano.runs.store import RunStore
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
 from frognano.sandbox.mounts import find_bwrap
@@ -40,8 +41,6 @@ from frognano.tasks.grading import Grader
 from frognano.tasks.repository import RepositoryConfig, load_repositories
 from frognano.tasks.trees import Trees
 
-BASE = "base"
-"""Name of π0, the policy that nothing was trained into."""
 T = TypeVar("T")
 
 

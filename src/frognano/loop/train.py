@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from frognano.loop.evaluate import validate_policy
 from frognano.loop.phases import phase
@@ -154,18 +155,7 @@ class IterationTrainer:
         s = self.session
         step = f"iter{self.iteration}/pilot/{update}"
         if (held := s.store.done(step)) is None:
-            c = s.recipe.train
-            if not c.calibrate:
-                tasks = await uncalibrated(s, self.repositories, self.iteration, c.updates * c.groups)
-                s.store.finish(step, [[t.id, t.rung, 0, 0, []] for t in tasks])
-                return await self._admit(update, policy)
-            result = await calibrated(s, self.repositories, self.iteration)
-            for a in result.admitted:
-                await asyncio.to_thread(update_task, s.store.path / "tasks", a.task)
-                s.store.put_task(a.task, f"iter{self.iteration}")
-            told = {"admitted": len(result.admitted), "dropped": len(result.dropped), "rollouts": result.rollouts_used}
-            s.store.log("pilot", self.offset + update, {k: float(v) for k, v in told.items()})
-            held = [[a.task.id, a.task.rung, a.k, a.n, a.confirmed] for a in result.admitted]
+            held = await (self._calibrated(update) if s.recipe.train.calibrate else self._as_they_come())
             s.store.finish(step, held)
         by_id = {t.id: t for t in s.store.tasks(f"iter{self.iteration}")}
         groups: list[list[RolloutKey]] = []
@@ -179,6 +169,21 @@ class IterationTrainer:
             groups.append([RolloutKey(task.id, rung, policy, purpose, i) for i in fresh])
         size = s.recipe.train.groups
         self._confirming += [[k for g in groups[i : i + size] for k in g] for i in range(0, len(groups), size)]
+
+    async def _calibrated(self, update: int) -> list[Any]:
+        s = self.session
+        result = await calibrated(s, self.repositories, self.iteration)
+        for a in result.admitted:
+            await asyncio.to_thread(update_task, s.store.path / "tasks", a.task)
+            s.store.put_task(a.task, f"iter{self.iteration}")
+        told = {"admitted": len(result.admitted), "dropped": len(result.dropped), "rollouts": result.rollouts_used}
+        s.store.log("pilot", self.offset + update, {k: float(v) for k, v in told.items()})
+        return [[a.task.id, a.task.rung, a.k, a.n, a.confirmed] for a in result.admitted]
+
+    async def _as_they_come(self) -> list[Any]:
+        c = self.session.recipe.train
+        tasks = await uncalibrated(self.session, self.repositories, self.iteration, c.updates * c.groups)
+        return [[t.id, t.rung, 0, 0, []] for t in tasks]
 
     def _affordable(self, update: int) -> bool:
         """Whether tokens are left for an update; what confirmed tasks was paid for already. The answer is kept, since after a

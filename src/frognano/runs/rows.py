@@ -7,6 +7,9 @@ from typing import Any
 
 from frognano.records import ExitReason, Status
 
+BASE = "base"
+"""Name of π0, the policy that nothing was trained into."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutKey:
