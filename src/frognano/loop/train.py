@@ -17,6 +17,7 @@ from pathlib import Path
 from frognano.loop.evaluate import validate_policy
 from frognano.loop.phases import phase
 from frognano.loop.pilot import Repositories, calibrated
+from frognano.loop.profile import Used, between, read, shares
 from frognano.loop.selection import select
 from frognano.loop.session import Session
 from frognano.records import ExitReason, Task, Trajectory, Verdict
@@ -75,6 +76,7 @@ class IterationTrainer:
         self._confirming: list[list[RolloutKey]] = []
         """Rollouts that confirmed tasks and were not trained on yet, a batch an update."""
         self._started = self._graded = 0.0
+        self._before: Used = {}
 
     @property
     def nothing_to_learn(self) -> bool:
@@ -189,6 +191,7 @@ class IterationTrainer:
         self._started, self._graded = time.monotonic(), s.judge.seconds
         if update == 1 or (not self._confirming and len(self.live) < c.replenish_below):
             await self._admit(update, policy)
+        self._before = read(s)
         if self._confirming:
             return [r for r in map(s.store.get, self._confirming.pop(0)) if r is not None]
         step = f"iter{self.iteration}/batch/{update}"
@@ -259,7 +262,7 @@ class IterationTrainer:
         return rate
 
     def _log(self, update: int, metrics: dict[str, float], rows: Sequence[RolloutRow], groups: Sequence[Group]) -> None:
-        n = max(1, len(rows))
+        s, n = self.session, max(1, len(rows))
         rewards = [shaped for g in groups for _, shaped in g.rewards().values()]
         calls = sum(r.fresh["calls"] for r in rows)
         mean = {
@@ -274,10 +277,11 @@ class IterationTrainer:
         }
         spent = {
             "sample_seconds": time.monotonic() - self._started - metrics["train_seconds"],
-            "grade_seconds": self.session.judge.seconds - self._graded,
+            "grade_seconds": s.judge.seconds - self._graded,
         }
         said = {"iteration": self.iteration, "rollouts": len(rows), "live": len(self.live)}
-        self.session.store.log("train", self.offset + update, {**metrics, **mean, **spent, **said})
+        s.store.log("train", self.offset + update, {**metrics, **mean, **spent, **said})
+        s.store.log("profile", self.offset + update, shares(between(self._before, read(s))))
 
     def _numbers(self, rows: Sequence[RolloutRow]) -> dict[str, float]:
         logged = self.session.store.metrics("train")

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 
 import torch
 
 from frognano.models.decoder_memory import DecoderMemory
 from frognano.models.llama import LlamaWeights
 from frognano.models.sessions import Generation, Memory, Request, Sessions
+from frognano.stopwatch import Stopwatch
 
 __all__ = ["Generation", "SamplerEngine", "TorchEngine"]
 
@@ -33,6 +35,7 @@ class SamplerEngine:
 
     def __init__(self, memory: Memory, *, stop_ids: tuple[int, ...], rows: int, threads: int) -> None:
         self.memory, self.threads = memory, threads
+        self.watch = Stopwatch()
         self._sessions = Sessions(memory, stop_ids=stop_ids, rows=rows)
         self._inbox: queue.SimpleQueue[Request | str | _Done | _Close] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -100,7 +103,8 @@ class SamplerEngine:
             # Every time: MKL's count is the process's, and the trainer sets its own.
             torch.set_num_threads(self.threads)
             try:
-                self._sessions.step()
+                with self.watch.running(time.thread_time):
+                    self._sessions.step()
             except Exception as error:
                 self._sessions.fail(error)
         self._sessions.fail(RuntimeError("the sampler was closed"))

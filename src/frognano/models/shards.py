@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from frognano.models.engine import Generation, SamplerEngine
+from frognano.stopwatch import Stopwatch
 
 
 class ShardedEngine:
@@ -15,6 +16,9 @@ class ShardedEngine:
 
     def __init__(self, engines: Sequence[SamplerEngine]) -> None:
         self.engines = list(engines)
+        self.watch = Stopwatch()
+        for engine in self.engines:
+            engine.watch = self.watch
         self._home: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Of every live session: its engine and its prompt."""
 

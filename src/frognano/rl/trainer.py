@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from frognano.models.scoring import Scores
 from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss
 from frognano.rl.groups import Group, split
 from frognano.rl.packing import micro_batches
+from frognano.stopwatch import Stopwatch
 
 
 class Trainable(Protocol):
@@ -47,6 +49,8 @@ class Trainer:
 
     def __init__(self, policy: Trainable, optimizer: OptimizerConfig, dppo: DppoConfig) -> None:
         self.policy, self.config, self.dppo = policy, optimizer, dppo
+        self.watches = {stage: Stopwatch() for stage in ("forward", "backward", "optimizer", "publication")}
+        """CPU seconds are the process's: nothing else may compute meanwhile."""
         self.reset()
 
     def reset(self) -> None:
@@ -76,13 +80,15 @@ class Trainer:
         entropy = value = diff = max_diff = max_rho = forward = 0.0
         dropped_pos = dropped_neg = 0
         for batch in micro_batches(kept, self.config.micro_batch_tokens):
-            scores = self.policy.score(batch.packed, batch.temperature)
-            try:
-                loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
-            except NonFiniteRatio:
-                self.policy.gradients()  # or the part summed so far would slip into the next update
-                raise
-            loss.value.backward()
+            with self._timed("forward"):
+                scores = self.policy.score(batch.packed, batch.temperature)
+                try:
+                    loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
+                except NonFiniteRatio:
+                    self.policy.gradients()  # or the part summed so far would slip into the next update
+                    raise
+            with self._timed("backward"):
+                loss.value.backward()
             value += float(loss.value.detach())
             entropy += float(scores.entropy.sum())
             diff += loss.sum_abs_diff
@@ -105,7 +111,18 @@ class Trainer:
             "train_seconds": time.monotonic() - started,
         }
 
+    def _timed(self, stage: str) -> AbstractContextManager[None]:
+        return self.watches[stage].running(time.process_time)
+
     def _step(self, gradients: dict[str, Tensor]) -> float:
+        with self._timed("optimizer"):
+            norm = self._move(gradients)
+        with self._timed("publication"):
+            self.policy.publish()
+        return norm
+
+    def _move(self, gradients: dict[str, Tensor]) -> float:
+        """The masters one step on; the norm of the gradient before it was clipped."""
         c = self.config
         for name, master in self.policy.masters.items():
             master.grad = gradients[name]
@@ -120,7 +137,6 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.step()
         self._drop_gradients()
-        self.policy.publish()
         return float(norm)
 
     def _drop_gradients(self) -> None:
