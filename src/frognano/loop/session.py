@@ -128,10 +128,10 @@ class Session:
             self.sandboxes,
             recipe.validation,
             recipe.harness.style,
-            self._secret(),
+            self.secret(),
         )
 
-    def _secret(self) -> str:
+    def secret(self) -> str:
         """Makes task ids that mean nothing outside this run and stay the same in it."""
         held = self.store.done("secret")
         if held is None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frognano.analysis.alarms import TITLES, changes
 from frognano.loop.evaluate import validate_policy
 from frognano.loop.phases import phase
 from frognano.loop.pilot import Repositories, calibrated
@@ -279,9 +280,28 @@ class IterationTrainer:
             "sample_seconds": time.monotonic() - self._started - metrics["train_seconds"],
             "grade_seconds": s.judge.seconds - self._graded,
         }
-        said = {"iteration": self.iteration, "rollouts": len(rows), "live": len(self.live)}
+        said = {"iteration": self.iteration, "update": update, "rollouts": len(rows), "live": len(self.live)}
+        said["lag"] = max((self._lag(update, r.key.policy) for r in rows), default=0)
         s.store.log("train", self.offset + update, {**metrics, **mean, **spent, **said})
         s.store.log("profile", self.offset + update, shares(between(self._before, read(s))))
+        self._tell_alarms(self.offset + update)
+
+    def _lag(self, update: int, policy: str) -> int:
+        """Updates that the policy of a rollout is behind the one that the update moves."""
+        sampled = 0 if policy == self.start else int(policy.rpartition("u")[2])
+        return update - 1 - sampled
+
+    def _tell_alarms(self, step: int) -> None:
+        """One line when an alarm begins and one when it is over; said and recorded once, whatever is computed again."""
+        s = self.session
+        begun, over = changes(s.store.metrics("train"), s.recipe.alarms)
+        if (not begun and not over) or step in dict(s.store.metrics("alarms")):
+            return
+        s.store.log("alarms", step, {**{a.name: 0.0 for a in over}, **{a.name: 1.0 for a in begun}})
+        for alarm in over:
+            s.live.say(f"over since update {alarm.until}: {TITLES[alarm.name]}")
+        for alarm in begun:
+            s.live.say(alarm.said)
 
     def _numbers(self, rows: Sequence[RolloutRow]) -> dict[str, float]:
         logged = self.session.store.metrics("train")
