@@ -66,16 +66,29 @@ held = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0}).Reload()
 print(json.dumps({t: [(e.step, e.value) for e in held.Scalars(t)] for t in held.Tags()["scalars"]}))
 """
 WANDB = """
-import json, sys
+import json, struct, sys
 from pathlib import Path
 from wandb.proto.wandb_internal_pb2 import Record
-from wandb.sdk.internal.datastore import DataStore
+
+def records(data):
+    # The log format of LevelDB: blocks of 32 KiB, parts with a header of crc, length and kind (whole, first, middle, last).
+    at, held = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if not kind:
+            break
+        held += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(held)
+            held = b""
+
 rows, ids = [], set()
 for file in sorted(Path(sys.argv[1]).rglob("*.wandb")):
-    store = DataStore()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = Record.FromString(data)
+    for record in records(file.read_bytes()):
         if record.HasField("run"):
             ids.add(record.run.run_id)
         if record.HasField("history"):

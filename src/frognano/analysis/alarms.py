@@ -20,7 +20,7 @@ Limit = float | Literal[False]
 
 
 class AlarmsConfig(BaseModel):
-    """When a run says that it is going wrong. `false` switches an alarm off; docs/alarms.md has the reasons of the limits."""
+    """When a run says that it is going wrong. `false` switches an alarm off; docs/alarms.md gives the reasons."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -117,13 +117,13 @@ def _alarm(name: str, row: Sequence[_Point], config: AlarmsConfig, until: int | 
 
 def _measures(train: Series, c: AlarmsConfig) -> dict[str, list[_Point]]:
     """Of each alarm: the updates in which its number was measured."""
-    stepped = [(step, v) for step, v in train if v.get("stepped", 1.0) and math.isfinite(v.get("entropy", math.nan))]
-    first = stepped[0][1]["entropy"] if stepped else 0.0
+    told = [x for x in (_entropy(v) for _, v in train) if x is not None]
+    first = told[0] if told else 0.0
     fresh = [(step, v) for step, v in train if v.get("lag", 1.0) == 0]
     late = [(step, v) for step, v in train if v.get("lag", 1.0) > 0]
     return {
-        "entropy_fall": _against(stepped, _entropy, c.entropy_fall, first, _below, _fallen),
-        "entropy_rise": _against(stepped, _entropy, c.entropy_rise, first, _above, _risen),
+        "entropy_fall": _against(train, _entropy, c.entropy_fall, first, _below, _fallen),
+        "entropy_rise": _against(train, _entropy, c.entropy_rise, first, _above, _risen),
         "masked": _against(train, _masked, c.masked, 1.0, _above, _mask_advice),
         "mismatch": _against(fresh, _max_diff, c.mismatch, 1.0, _above, _mismatch_advice),
         "drift": _against(late, _max_diff, c.drift, 1.0, _above, _drift_advice),
@@ -176,7 +176,8 @@ def _below(x: float, limit: float) -> bool:
 
 
 def _entropy(v: Values) -> float | None:
-    return v.get("entropy")
+    """That of the trained tokens; where no group had signal, what the samples tell. None where neither is finite."""
+    return next((v[name] for name in ("entropy", "surprise") if math.isfinite(v.get(name, math.nan))), None)
 
 
 def _max_diff(v: Values) -> float | None:

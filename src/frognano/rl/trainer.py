@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -74,6 +75,7 @@ class Trainer:
             "groups_all1": len(parts["all1"]),
             "groups_too_small": len(parts["too_small"]),
             "tokens": divisor,
+            "surprise": surprise(groups),
         }
         if divisor == 0:
             return {**metrics, "stepped": 0.0, "train_seconds": time.monotonic() - started}
@@ -142,3 +144,10 @@ class Trainer:
     def _drop_gradients(self) -> None:
         for master in self.policy.masters.values():
             master.grad = None
+
+
+def surprise(groups: Sequence[Group]) -> float:
+    """Mean −log q of all sampled tokens, in nats; NaN for none. An estimate of the entropy of the policy that
+    sampled, there too where no group has signal and nothing is computed."""
+    q = [x for g in groups for s in g.samples for x, trained in zip(s.logprobs, s.loss_mask, strict=True) if trained]
+    return -sum(q) / len(q) if q else math.nan
