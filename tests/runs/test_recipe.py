@@ -139,5 +139,5 @@ def test_a_run_made_before_a_key_cannot_be_resumed(tmp_path: Path):
     other = RecipeConfig.model_validate({**least, "alarms": {"patience": 5}}).model_dump(mode="json")
     with pytest.raises(StoreError, match=r"alarms.patience \(2 → 5\)"):
         RunStore.create(tmp_path / "run", other, filled)
-    with pytest.raises(StoreError, match="optimizer.learning_rate"):
+    with pytest.raises(StoreError, match=r"optimizer\.learning_rate"):
         RunStore.create(tmp_path / "run", {**now, "optimizer": {**now["optimizer"], "learning_rate": 1.0}}, filled)

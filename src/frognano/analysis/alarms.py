@@ -194,7 +194,8 @@ def _no_signal(v: Values) -> float | None:
 
 def _where(v: Values) -> str:
     """Names the rollouts of an update, as `RunStore.rollouts(purpose=…)` takes it."""
-    return f"iter{v.get('iteration', 0):.0f}/train/{v.get('update', 0):.0f}" if v.get("update") else "iter…/train/…"
+    last = "confirm" if v.get("confirmed") else f"train/{v['update']:.0f}" if v.get("update") else "train/…"
+    return f"iter{v.get('iteration', 0):.0f}/{last}"
 
 
 _NEW = "in a new run folder (--out)"

@@ -281,6 +281,7 @@ class IterationTrainer:
             "grade_seconds": s.judge.seconds - self._graded,
         }
         said = {"iteration": self.iteration, "update": update, "rollouts": len(rows), "live": len(self.live)}
+        said["confirmed"] = sum(r.key.purpose.endswith("/confirm") for r in rows)
         said["lag"] = max((self._lag(update, r.key.policy) for r in rows), default=0)
         s.store.log("train", self.offset + update, {**metrics, **mean, **spent, **said})
         s.store.log("profile", self.offset + update, shares(between(self._before, read(s))))

@@ -11,6 +11,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -84,12 +85,20 @@ class SamplerEngine:
 
     def refresh(self) -> None:
         """Weights have changed: forget every key. Waits until the sampler has done so; no row may be live."""
+        self.ask_refresh()()
+
+    def ask_refresh(self) -> Callable[[], None]:
+        """`refresh` in two: it begins now, and what is given back waits for its end. Several samplers forget at once so."""
         if not self._thread.is_alive():
             raise RuntimeError("the sampler is closed")
         done: _Done = queue.SimpleQueue()
         self._inbox.put(done)
-        if (error := done.get()) is not None:
-            raise error
+
+        def wait() -> None:
+            if (error := done.get()) is not None:
+                raise error
+
+        return wait
 
     def close(self) -> None:
         """Whoever still waits is told."""

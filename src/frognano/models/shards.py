@@ -47,9 +47,9 @@ class ShardedEngine:
             self.engines[home[0]].release(session)
 
     def refresh(self) -> None:
-        """Weights have changed; no row may be live."""
-        for engine in self.engines:
-            engine.refresh()
+        """Weights have changed; no row may be live. All at once: each computes the prefix anew on a core of its own."""
+        for wait in [engine.ask_refresh() for engine in self.engines]:
+            wait()
 
     def close(self) -> None:
         for engine in self.engines:
