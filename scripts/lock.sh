@@ -13,3 +13,11 @@ echo torch > "$left_out"
       --python-version 3.11 --universal --generate-hashes --no-annotate --no-header --quiet "$@"
 } > constraints.txt.part
 mv constraints.txt.part constraints.txt
+
+# The trackers are extras that nobody needs: pins of their own, which agree with those above. Usable alone, in a venv of its own.
+{
+  echo '# Made by scripts/lock.sh (make lock). Installed with --no-deps --require-hashes; see docs/alarms.md.'
+  "${VENV:-.venv}/bin/uv" pip compile pyproject.toml --extra wandb --extra tensorboard --constraint constraints.txt \
+    --python-version 3.11 --universal --generate-hashes --no-annotate --no-header --quiet "$@"
+} > constraints-trackers.txt.part
+mv constraints-trackers.txt.part constraints-trackers.txt

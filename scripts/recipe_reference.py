@@ -133,7 +133,7 @@ def _name(annotation: Any) -> str:
     if origin is Annotated:
         return _name(inner[0])
     if origin is Literal:
-        return " or ".join(f'`"{choice}"`' for choice in inner)
+        return " or ".join(_toml(choice) for choice in inner)
     if origin in (Union, UnionType):
         return " or ".join(map(_name, inner))
     if origin is tuple:

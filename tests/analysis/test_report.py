@@ -120,6 +120,27 @@ def test_everything_that_a_run_must_show_is_there(html: str):
     assert '<span class="add">+        yield' in html
 
 
+def test_alarms_and_profile_are_missed_or_made_up(run: Path, html: str, tmp_path: Path):
+    """Nothing of either where there was none; else what to do, and stages that add up to cores times wall."""
+    assert "Alarms</h2>" not in html
+    assert "What used the cores" not in html
+    with RunStore.create(tmp_path / "run", {"run": {"name": "x"}}) as store:
+        for step in range(1, 6):
+            store.log("train", step, {"entropy": 0.5 if step == 1 else 1e-4})
+            spent = {"wall": 10.0, "cores": 2.0, "sampling_wall": 8.0, "sampling_cpu": 12.0}
+            store.log("profile", step, {**spent, "other_cpu": 3.0, "programs_cpu": 1.0, "idle_cpu": 4.0})
+        store.finish("phase/iter1/pilot#0", {"seconds": 4.0, "profile": {"wall": 4.0, "cores": 2.0, "idle_cpu": 8.0}})
+        data = load(store)
+        made = render(data)
+    assert [(p.name, p.count, p.capacity) for p in data.profile] == [("update", 5, 100.0), ("pilot", 1, 8.0)]
+    assert "the entropy has collapsed" in made
+    assert "Lower optimizer.learning_rate" in made
+    assert "sampling: 60 %" in made
+    tags = Tags()
+    tags.feed(made)
+    assert tags.open == []
+
+
 def test_an_empty_run_has_a_report_too(tmp_path: Path):
     with RunStore.create(tmp_path / "run", {"seed": 1}) as store:
         assert "Nothing has been measured" in render(load(store))

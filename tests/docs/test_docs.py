@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -189,3 +190,13 @@ def test_a_tracked_file_names_a_machine_or_a_registry():
         text = file.read_bytes().decode("utf-8", "ignore")
         found += [f"{file.relative_to(ROOT)}: {word}" for word in (*machine, *registry) if word in text]
     assert found == []
+
+
+def test_a_metric_is_not_explained():
+    """What a whole run logged, and what the code logs since: each name stands on the page of metrics."""
+
+    explained = (ROOT / "docs" / "alarms.md").read_text().split("## Metrics")[1]
+    logged = json.loads((ROOT / "docs" / "results" / "pocket.json").read_text())
+    names = {name for _, values in (*logged["train"], *logged["valid"], *logged["pilot"]) for name in values}
+    names |= {name for values in logged["cost"] for name in values} | {"lag", "update", "confirmed", "surprise"}
+    assert sorted(n for n in names if f"`{n}`" not in explained) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from frognano.models.sessions import Generation
@@ -16,6 +17,7 @@ class Recorder:
         self.released: list[str] = []
         self.refreshed = self.closed = 0
         self.generated = 7
+        self.beside: list[Recorder] = []
 
     async def generate(self, session: str, ids: list[int], **_: Any) -> Generation:
         self.asked.append(session)
@@ -24,8 +26,15 @@ class Recorder:
     def release(self, session: str) -> None:
         self.released.append(session)
 
-    def refresh(self) -> None:
-        self.refreshed += 1
+    def ask_refresh(self) -> Callable[[], None]:
+        self.asked.append("refresh")
+
+        def wait() -> None:
+            # Were one waited for before the next is asked, a core would idle.
+            assert all("refresh" in engine.asked for engine in self.beside)
+            self.refreshed += 1
+
+        return wait
 
     def close(self) -> None:
         self.closed += 1
@@ -33,6 +42,8 @@ class Recorder:
 
 def sharded(n: int = 2) -> tuple[ShardedEngine, list[Any]]:
     engines: list[Any] = [Recorder() for _ in range(n)]
+    for engine in engines:
+        engine.beside = engines
     return ShardedEngine(engines), engines
 
 

@@ -119,3 +119,25 @@ def test_overrides_on_the_command_line():
     for wrong in (["rl.lr", "1"], ["--rl.lr"], ["--rl.lr", "--seed", "1"], ["--a", "1", "--a", "2"], ["--a b", "1"]):
         with pytest.raises(ConfigError):
             parse_overrides(wrong)
+
+
+def test_a_run_made_before_a_key_cannot_be_resumed(tmp_path: Path):
+    """Keys that its recipe.json lacks count at their defaults; another value for one is refused by its name."""
+    import json
+
+    from frognano.loop.recipe import RecipeConfig, filled
+    from frognano.runs import RunStore, StoreError
+
+    least = {"run": {"name": "old"}, "model": {"path": "pocket"}, "repositories": {"train": ["a"], "heldout": ["b"]}}
+    now = RecipeConfig.model_validate(least).model_dump(mode="json")
+    old = {section: values for section, values in now.items() if section not in ("alarms", "track")}
+    del old["optimizer"]["warmup"]
+    RunStore.create(tmp_path / "run", old).close()
+    assert "alarms" not in json.loads((tmp_path / "run" / "recipe.json").read_text())
+    now = RecipeConfig.model_validate(least).model_dump(mode="json")
+    RunStore.create(tmp_path / "run", now, filled).close()
+    other = RecipeConfig.model_validate({**least, "alarms": {"patience": 5}}).model_dump(mode="json")
+    with pytest.raises(StoreError, match=r"alarms.patience \(2 → 5\)"):
+        RunStore.create(tmp_path / "run", other, filled)
+    with pytest.raises(StoreError, match=r"optimizer\.learning_rate"):
+        RunStore.create(tmp_path / "run", {**now, "optimizer": {**now["optimizer"], "learning_rate": 1.0}}, filled)

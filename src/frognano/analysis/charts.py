@@ -100,6 +100,25 @@ def bar_chart(bars: Sequence[Bar], *, label: str) -> str:
     return _svg(parts, label)
 
 
+def stacked_bars(rows: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], *, label: str) -> str:
+    """A bar a row, parted as the row's values are of their sum; `names` are those of the parts, in the order of the values.
+    Plain HTML: words keep their size on a phone."""
+    shown = [n for n in range(len(names)) if any(values[n] > 0 for _, values in rows)]
+    parts = []
+    for name, values in rows:
+        whole = sum(max(0.0, x) for x in values) or 1.0
+        inner = "".join(
+            f'<i class="s{n}" style="width:{100 * values[n] / whole:.2f}%" '
+            f'title="{escape(names[n])}: {100 * values[n] / whole:.0f} %"></i>'
+            for n in shown
+            if values[n] > 0
+        )
+        parts.append(f'<b>{escape(name)}</b><div class="stack">{inner}</div>')
+    keys = "".join(f'<span class="key"><i class="s{n}"></i>{escape(names[n])}</span>' for n in shown)
+    legend = f'<div class="legend">{keys}</div>'
+    return f'{legend}<div class="stacks" role="img" aria-label="{escape(label)}">{"".join(parts)}</div>'
+
+
 def histogram(before: Sequence[float], after: Sequence[float], *, label: str, bins: int = 9) -> str:
     """Two histograms of p̂ in [0, 1], side by side in each bin; 0 and 1 themselves have bins of their own."""
 

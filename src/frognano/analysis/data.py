@@ -15,7 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from frognano.analysis.alarms import Alarm, AlarmsConfig, alarms
 from frognano.analysis.intervals import Interval, Trial, cluster_difference, cluster_rate
+from frognano.analysis.profile import Part, profile
 from frognano.records import ExitReason, Task, Trajectory, Verdict
 from frognano.runs import RolloutRow, RunStore
 
@@ -88,6 +90,8 @@ class ReportData:
     shown: list[Shown]
     phases: list[tuple[str, float]]
     config: dict[str, Any] = field(default_factory=dict)
+    alarms: list[Alarm] = field(default_factory=list)
+    profile: list[Part] = field(default_factory=list)
 
     @property
     def at_top(self) -> list[Rate]:
@@ -136,6 +140,8 @@ def load(store: RunStore) -> ReportData:
         shown=list(_shown(store, heldout or everything, tasks)),
         phases=phases,
         config=config,
+        alarms=alarms(store.metrics("train"), AlarmsConfig.model_validate(config.get("alarms", {}))),
+        profile=profile(store),
     )
 
 

@@ -58,7 +58,7 @@ def _arm(arm: str, runs: Sequence[Run]) -> list[str]:
     steps = max(len(run.policies) for run in runs)
     out += [f"| seed | {' | '.join(f'π{i}' for i in range(steps))} |", f"| --- |{' --- |' * steps}"]
     for run in runs:
-        cells = [_of([m for m in run.at(policy)]) for policy in run.policies]
+        cells = [_of(run.at(policy)) for policy in run.policies]
         out.append(f"| {run.name.split('/seed-')[-1]} | {' | '.join(cells + ['—'] * (steps - len(cells)))} |")
     before, after = _ends(runs)
     p = parts(before, after)
@@ -71,7 +71,8 @@ def _arm(arm: str, runs: Sequence[Run]) -> list[str]:
     ):
         out.append(f"| {title} | {100 * a:.0f} % | {100 * b:.0f} % |")
     out.append(
-        f"\nOf the gain, {100 * p.format:+.1f} points are format (more valid edits), {100 * p.skill:+.1f} skill (more of them right)."
+        f"\nOf the gain, {100 * p.format:+.1f} points are format (more valid edits), {100 * p.skill:+.1f} skill "
+        "(more of them right)."
     )
     for title, key in (("bug family", lambda m: m.task.lineage.operator), ("repository", lambda m: m.task.origin.name)):
         k0, k1 = counted(before, key), counted(after, key)
@@ -94,8 +95,8 @@ def _arm(arm: str, runs: Sequence[Run]) -> list[str]:
 def _comparison(arms: Mapping[str, Sequence[Run]]) -> list[str]:
     out = ["\n## The arms beside each other\n"]
     out += [
-        "| arm | seeds | last, pooled | against the first arm, same seeds | tokens | rollouts: screen / confirm / train | updates "
-        "| groups with signal | per 100 rollouts |",
+        "| arm | seeds | last, pooled | against the first arm, same seeds | tokens | rollouts: screen / confirm / train "
+        "| updates | groups with signal | per 100 rollouts |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     reference = next(iter(arms.values()))

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-STYLE = """
+PARTS = (
+    *("var(--c0)", "var(--c1)", "var(--c2)", "var(--c4)", "var(--c3)", "#c06a9b", "var(--c5)", "#7d5a45", "#9aa5b1"),
+    *("#c9b8a0", "var(--rule)"),
+)
+"""Colours of the parts of a stacked bar."""
+STYLE = (
+    """
 :root { color-scheme: light dark; --page: #fbfbf8; --card: #fff; --ink: #1c2420; --soft: #5d6a63; --rule: #dfe4df;
   --c0: #2f7d4f; --c1: #c8632b; --c2: #3b6fb6; --c3: #8b5fa8; --c4: #8a7a1f; --c5: #4f8f95;
   --good: #1f7a45; --bad: #b3372e;
@@ -50,13 +56,21 @@ pre .hunk { color: var(--soft); } pre span { display: block; min-width: max-cont
 .role { font-size: .78rem; color: var(--soft); margin-top: 10px; }
 .time { display: grid; grid-template-columns: minmax(90px, max-content) 1fr max-content; gap: 6px 12px; align-items: center; }
 .time b { font-weight: 400; } .time div { height: 10px; border-radius: 3px; background: var(--c2); min-width: 1px; }
+.stacks { display: grid; grid-template-columns: minmax(70px, max-content) 1fr; gap: 8px 12px; align-items: center; }
+.stacks b { font-weight: 400; font-size: .86rem; overflow-wrap: anywhere; max-width: 10rem; }
+.stack { display: flex; height: 18px; } .stack i { height: 100%; }
+.alarm { border-left: 4px solid var(--bad); margin: 8px 0; } .alarm.over { border-left-color: var(--rule); }
+.alarm p { margin: 4px 0 0; }
 @media (max-width: 560px) { main { padding: 16px 12px 40px; } h1 { font-size: 1.35rem; }
   .result { font-size: 1.02rem; }
   .card { padding: 12px; } .tick, .value { font-size: 15px; } }
-""" + "".join(
-    f".line.c{n} {{ stroke: var(--c{n}); }} .dot.c{n}, .fill.c{n} {{ fill: var(--c{n}); }}\n"
-    f"i.c{n} {{ background: var(--c{n}); }}\n"
-    for n in range(6)
+"""
+    + "".join(
+        f".line.c{n} {{ stroke: var(--c{n}); }} .dot.c{n}, .fill.c{n} {{ fill: var(--c{n}); }}\n"
+        f"i.c{n} {{ background: var(--c{n}); }}\n"
+        for n in range(6)
+    )
+    + "".join(f"i.s{n} {{ background: {colour}; }}\n" for n, colour in enumerate(PARTS))
 )
 
 

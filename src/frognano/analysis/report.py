@@ -8,9 +8,12 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-from frognano.analysis.charts import Bar, Line, bar_chart, histogram, line_chart
+from frognano.analysis.alarms import TITLES
+from frognano.analysis.charts import Bar, Line, bar_chart, histogram, line_chart, stacked_bars
 from frognano.analysis.data import ReportData, duration, load
 from frognano.analysis.page import cards, page, section, table
+from frognano.analysis.profile import HEAD, STAGES
+from frognano.analysis.profile import table as profile_rows
 from frognano.analysis.reading import readable
 from frognano.runs import RunStore
 from frognano.runs.files import write_atomically
@@ -24,7 +27,19 @@ def write_report(store: RunStore, out: Path | None = None) -> Path:
 
 
 def render(data: ReportData) -> str:
-    sections = (_header, _heldout, _learning, _groups, _calibration, _tasks, _endings, _reading, _time)
+    sections = (
+        _header,
+        _alarms,
+        _heldout,
+        _learning,
+        _groups,
+        _calibration,
+        _tasks,
+        _endings,
+        _reading,
+        _time,
+        _profile,
+    )
     return page(data.title, "".join(part(data) for part in sections))
 
 
@@ -33,6 +48,21 @@ def _header(data: ReportData) -> str:
     return (
         f'<h1>{escape(data.title)}</h1><p class="result">{escape(data.result)}</p><dl class="facts card">{facts}</dl>'
     )
+
+
+def _alarms(data: ReportData) -> str:
+    """Nothing where there was none."""
+    if not data.alarms:
+        return ""
+    parts = []
+    for alarm in data.alarms:
+        until = f"until update {alarm.until}" if alarm.until is not None else "and still"
+        parts.append(
+            f'<div class="card alarm{"" if alarm.until is None else " over"}"><b>{escape(TITLES[alarm.name])}</b>: '
+            f"{alarm.value:.3g} at worst, limit {alarm.limit:.3g}, since update {alarm.since} {until}."
+            f"<p>{escape(alarm.do)}</p></div>"
+        )
+    return section("Alarms", *parts, note="What in the numbers says that the run went wrong, and what to do about it.")
 
 
 def _heldout(data: ReportData) -> str:
@@ -214,3 +244,16 @@ def _time(data: ReportData) -> str:
         for name, seconds in spent.items()
     )
     return section("Where the time went", f'<div class="card time">{rows}</div>')
+
+
+def _profile(data: ReportData) -> str:
+    if not data.profile:
+        return ""
+    bars = [(f"{part.name} (mean of {part.count})", [part.cpu(s) for s in STAGES]) for part in data.profile]
+    note = (
+        "CPU seconds of all stages add up to cores times wall seconds. Wall seconds do not: stages overlap, and a stage's wall "
+        "is the time in which any piece of it was at work. An update of rollouts that the pilot made samples nothing itself."
+    )
+    figure = stacked_bars(bars, list(STAGES), label="what used the cores")
+    rows = table(HEAD, profile_rows(data.profile), numbers=frozenset({1, 3, 4, 5}), tall=True)
+    return section("What used the cores", f'<div class="card">{figure}</div><br>', rows, note=note)

@@ -14,12 +14,13 @@ from frognano.errors import FrogNanoError
 from frognano.loop.evaluate import evaluate_heldout
 from frognano.loop.iterate import HELDOUT, fixed_sets, no_task, run_iterations
 from frognano.loop.pilot import Repositories, calibrated
-from frognano.loop.recipe import RecipeConfig
+from frognano.loop.recipe import RecipeConfig, filled
 from frognano.loop.session import BASE, Session, cache_folder, check_recipe
 from frognano.loop.train import IterationTrainer
 from frognano.runs.files import StoreError, no_space
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
+from frognano.runs.trackers import Trackers, require_trackers
 from frognano.sandbox.scratch import scratch_root
 from frognano.taskpilot.pilot import PilotResult
 
@@ -31,18 +32,39 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
     from frognano.analysis.live import Live
 
     recipe = load_recipe(recipe_file, RecipeConfig, overrides)
+    require_trackers(recipe.track)
     check_recipe(recipe)  # before there is a run folder, which would hold on to what was wrong
     folder = (out or Path("runs") / recipe.run.name).absolute()  # git and boxes are started in other folders
     known = (folder / "index.sqlite").exists()
     with _full_disk(folder):
-        store = RunStore.create(folder, recipe.model_dump(mode="json"))
+        store = RunStore.create(folder, recipe.model_dump(mode="json"), filled)
         try:
             with Live() as live:
                 live.say(f"{'going on with' if known else 'a new run in'} {folder}; loading the model")
-                with Session(recipe, store, live) as session:
+                with Session(recipe, store, live) as session, _trackers(session):
                     yield session
         finally:
             store.close()
+
+
+@contextmanager
+def _trackers(session: Session) -> Iterator[None]:
+    """What is logged goes to the trackers of the recipe too, what an earlier process logged first."""
+    store, config = session.store, session.recipe.track
+    trackers = Trackers(
+        config,
+        store.path,
+        store.config,
+        session.secret(),
+        session.live.say,
+        store.all_metrics() if config.chosen else (),
+    )
+    store.watcher = trackers.log
+    try:
+        yield
+    finally:
+        store.watcher = None
+        trackers.close()
 
 
 @contextmanager

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from frognano.analysis.alarms import AlarmsConfig
 from frognano.harness.base import Budget
 from frognano.models.base import Sampling
 from frognano.models.policy import PolicyConfig
 from frognano.rl.dppo import DppoConfig
 from frognano.rl.reward import RewardConfig
 from frognano.rl.trainer import OptimizerConfig
+from frognano.runs.trackers import TrackConfig
 from frognano.sandbox.base import Limits
 from frognano.taskpilot.pilot import PilotConfig
 from frognano.taskpilot.posterior import AdmissionRule
@@ -123,6 +125,8 @@ class RecipeConfig(_Section):
     dppo: DppoConfig = DppoConfig.model_validate({})
     reward: RewardConfig = RewardConfig.model_validate({})
     eval: EvalConfig = EvalConfig.model_validate({})
+    alarms: AlarmsConfig = AlarmsConfig.model_validate({})
+    track: TrackConfig = TrackConfig.model_validate({})
 
     def pilot_for(self, iteration: int) -> PilotConfig:
         """The pilot's settings with the admission rule of one iteration (counted from 1)."""
@@ -130,3 +134,11 @@ class RecipeConfig(_Section):
         if not rules:
             return self.pilot
         return self.pilot.model_copy(update={"rule": rules[min(iteration, len(rules)) - 1]})
+
+
+def filled(stored: dict[str, Any]) -> dict[str, Any]:
+    """The recipe of a run folder with the keys that it lacks, since it was made before there were such keys."""
+    try:
+        return RecipeConfig.model_validate(stored).model_dump(mode="json")
+    except ValidationError:
+        return stored

@@ -106,8 +106,8 @@ class Session:
         self.threads = recipe.model.threads or os.cpu_count() or 1
         self.repositories = chosen_repositories(recipe)
         self.sandboxes = BubblewrapSandboxes()
-        self.inner_seconds: list[float] = []
-        """Of the phases that are open, outermost first: what phases within them took."""
+        self.inner_used: list[dict[str, float]] = []
+        """Of the phases that are open, outermost first: what phases within them used."""
         self.compute = ThreadPoolExecutor(1, "compute")
         self.policy = open_policy(recipe.model)
         with model_errors(str(self.policy.path)):
@@ -127,10 +127,10 @@ class Session:
             self.sandboxes,
             recipe.validation,
             recipe.harness.style,
-            self._secret(),
+            self.secret(),
         )
 
-    def _secret(self) -> str:
+    def secret(self) -> str:
         """Makes task ids that mean nothing outside this run and stay the same in it."""
         held = self.store.done("secret")
         if held is None:
@@ -222,7 +222,8 @@ class Session:
 
     async def publish(self, version: str) -> None:
         """The weights have changed: the sampler forgets what it computed with the old ones."""
-        await asyncio.to_thread(self.engine.refresh)
+        with self.trainer.watches["publication"].running(time.process_time):
+            await asyncio.to_thread(self.engine.refresh)
         self.version = version
 
     # -- life ---------------------------------------------------------------------------------------------------

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frognano.analysis.alarms import TITLES, changes
 from frognano.loop.evaluate import validate_policy
 from frognano.loop.phases import phase
 from frognano.loop.pilot import Repositories, calibrated, spent_tokens, uncalibrated
+from frognano.loop.profile import Used, between, read, shares
 from frognano.loop.selection import select
 from frognano.loop.session import Session
 from frognano.records import ExitReason, Task, Trajectory, Verdict
@@ -76,6 +78,7 @@ class IterationTrainer:
         self._confirming: list[list[RolloutKey]] = []
         """Rollouts that confirmed tasks and were not trained on yet, a batch an update."""
         self._started = self._graded = 0.0
+        self._before: Used = {}
 
     @property
     def nothing_to_learn(self) -> bool:
@@ -217,6 +220,7 @@ class IterationTrainer:
         self._started, self._graded = time.monotonic(), s.judge.seconds
         if update == 1 or (not self._confirming and len(self.live) < c.replenish_below):
             await self._admit(update, policy)
+        self._before = read(s)
         if self._confirming:
             return [r for r in map(s.store.get, self._confirming.pop(0)) if r is not None]
         step = f"iter{self.iteration}/batch/{update}"
@@ -290,7 +294,7 @@ class IterationTrainer:
         return rate
 
     def _log(self, update: int, metrics: dict[str, float], rows: Sequence[RolloutRow], groups: Sequence[Group]) -> None:
-        n = max(1, len(rows))
+        s, n = self.session, max(1, len(rows))
         rewards = [shaped for g in groups for _, shaped in g.rewards().values()]
         calls = sum(r.fresh["calls"] for r in rows)
         mean = {
@@ -305,10 +309,31 @@ class IterationTrainer:
         }
         spent = {
             "sample_seconds": time.monotonic() - self._started - metrics["train_seconds"],
-            "grade_seconds": self.session.judge.seconds - self._graded,
+            "grade_seconds": s.judge.seconds - self._graded,
         }
-        said = {"iteration": self.iteration, "rollouts": len(rows), "live": len(self.live)}
-        self.session.store.log("train", self.offset + update, {**metrics, **mean, **spent, **said})
+        said = {"iteration": self.iteration, "update": update, "rollouts": len(rows), "live": len(self.live)}
+        said["confirmed"] = sum(r.key.purpose.endswith("/confirm") for r in rows)
+        said["lag"] = max((self._lag(update, r.key.policy) for r in rows), default=0)
+        s.store.log("train", self.offset + update, {**metrics, **mean, **spent, **said})
+        s.store.log("profile", self.offset + update, shares(between(self._before, read(s))))
+        self._tell_alarms(self.offset + update)
+
+    def _lag(self, update: int, policy: str) -> int:
+        """Updates that the policy of a rollout is behind the one that the update moves."""
+        sampled = 0 if policy == self.start else int(policy.rpartition("u")[2])
+        return update - 1 - sampled
+
+    def _tell_alarms(self, step: int) -> None:
+        """One line when an alarm begins and one when it is over; said and recorded once, whatever is computed again."""
+        s = self.session
+        begun, over = changes(s.store.metrics("train"), s.recipe.alarms)
+        if (not begun and not over) or step in dict(s.store.metrics("alarms")):
+            return
+        s.store.log("alarms", step, {**{a.name: 0.0 for a in over}, **{a.name: 1.0 for a in begun}})
+        for alarm in over:
+            s.live.say(f"over since update {alarm.until}: {TITLES[alarm.name]}")
+        for alarm in begun:
+            s.live.say(alarm.said)
 
     def _numbers(self, rows: Sequence[RolloutRow]) -> dict[str, float]:
         logged = self.session.store.metrics("train")

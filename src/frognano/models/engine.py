@@ -10,12 +10,15 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
+from collections.abc import Callable
 
 import torch
 
 from frognano.models.decoder_memory import DecoderMemory
 from frognano.models.llama import LlamaWeights
 from frognano.models.sessions import Generation, Memory, Request, Sessions
+from frognano.stopwatch import Stopwatch
 
 __all__ = ["Generation", "SamplerEngine", "TorchEngine"]
 
@@ -33,6 +36,7 @@ class SamplerEngine:
 
     def __init__(self, memory: Memory, *, stop_ids: tuple[int, ...], rows: int, threads: int) -> None:
         self.memory, self.threads = memory, threads
+        self.watch = Stopwatch()
         self._sessions = Sessions(memory, stop_ids=stop_ids, rows=rows)
         self._inbox: queue.SimpleQueue[Request | str | _Done | _Close] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -81,12 +85,20 @@ class SamplerEngine:
 
     def refresh(self) -> None:
         """Weights have changed: forget every key. Waits until the sampler has done so; no row may be live."""
+        self.ask_refresh()()
+
+    def ask_refresh(self) -> Callable[[], None]:
+        """`refresh` in two: it begins now, and what is given back waits for its end. Several samplers forget at once so."""
         if not self._thread.is_alive():
             raise RuntimeError("the sampler is closed")
         done: _Done = queue.SimpleQueue()
         self._inbox.put(done)
-        if (error := done.get()) is not None:
-            raise error
+
+        def wait() -> None:
+            if (error := done.get()) is not None:
+                raise error
+
+        return wait
 
     def close(self) -> None:
         """Whoever still waits is told."""
@@ -100,7 +112,8 @@ class SamplerEngine:
             # Every time: MKL's count is the process's, and the trainer sets its own.
             torch.set_num_threads(self.threads)
             try:
-                self._sessions.step()
+                with self.watch.running(time.thread_time):
+                    self._sessions.step()
             except Exception as error:
                 self._sessions.fail(error)
         self._sessions.fail(RuntimeError("the sampler was closed"))

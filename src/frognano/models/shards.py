@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from frognano.models.engine import Generation, SamplerEngine
+from frognano.stopwatch import Stopwatch
 
 
 class ShardedEngine:
@@ -15,6 +16,9 @@ class ShardedEngine:
 
     def __init__(self, engines: Sequence[SamplerEngine]) -> None:
         self.engines = list(engines)
+        self.watch = Stopwatch()
+        for engine in self.engines:
+            engine.watch = self.watch
         self._home: dict[str, tuple[int, tuple[int, ...]]] = {}
         """Of every live session: its engine and its prompt."""
 
@@ -43,9 +47,9 @@ class ShardedEngine:
             self.engines[home[0]].release(session)
 
     def refresh(self) -> None:
-        """Weights have changed; no row may be live."""
-        for engine in self.engines:
-            engine.refresh()
+        """Weights have changed; no row may be live. All at once: each computes the prefix anew on a core of its own."""
+        for wait in [engine.ask_refresh() for engine in self.engines]:
+            wait()
 
     def close(self) -> None:
         for engine in self.engines:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -15,6 +17,7 @@ from frognano.models.scoring import Scores
 from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss
 from frognano.rl.groups import Group, split
 from frognano.rl.packing import micro_batches
+from frognano.stopwatch import Stopwatch
 
 
 class Trainable(Protocol):
@@ -47,6 +50,8 @@ class Trainer:
 
     def __init__(self, policy: Trainable, optimizer: OptimizerConfig, dppo: DppoConfig) -> None:
         self.policy, self.config, self.dppo = policy, optimizer, dppo
+        self.watches = {stage: Stopwatch() for stage in ("forward", "backward", "optimizer", "publication")}
+        """CPU seconds are the process's: nothing else may compute meanwhile."""
         self.reset()
 
     def reset(self) -> None:
@@ -70,19 +75,22 @@ class Trainer:
             "groups_all1": len(parts["all1"]),
             "groups_too_small": len(parts["too_small"]),
             "tokens": divisor,
+            "surprise": surprise(groups),
         }
         if divisor == 0:
             return {**metrics, "stepped": 0.0, "train_seconds": time.monotonic() - started}
         entropy = value = diff = max_diff = max_rho = forward = 0.0
         dropped_pos = dropped_neg = 0
         for batch in micro_batches(kept, self.config.micro_batch_tokens):
-            scores = self.policy.score(batch.packed, batch.temperature)
-            try:
-                loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
-            except NonFiniteRatio:
-                self.policy.gradients()  # or the part summed so far would slip into the next update
-                raise
-            loss.value.backward()
+            with self._timed("forward"):
+                scores = self.policy.score(batch.packed, batch.temperature)
+                try:
+                    loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
+                except NonFiniteRatio:
+                    self.policy.gradients()  # or the part summed so far would slip into the next update
+                    raise
+            with self._timed("backward"):
+                loss.value.backward()
             value += float(loss.value.detach())
             entropy += float(scores.entropy.sum())
             diff += loss.sum_abs_diff
@@ -105,7 +113,18 @@ class Trainer:
             "train_seconds": time.monotonic() - started,
         }
 
+    def _timed(self, stage: str) -> AbstractContextManager[None]:
+        return self.watches[stage].running(time.process_time)
+
     def _step(self, gradients: dict[str, Tensor]) -> float:
+        with self._timed("optimizer"):
+            norm = self._move(gradients)
+        with self._timed("publication"):
+            self.policy.publish()
+        return norm
+
+    def _move(self, gradients: dict[str, Tensor]) -> float:
+        """The masters one step on; the norm of the gradient before it was clipped."""
         c = self.config
         for name, master in self.policy.masters.items():
             master.grad = gradients[name]
@@ -120,9 +139,15 @@ class Trainer:
             group["lr"] = rate
         self.optimizer.step()
         self._drop_gradients()
-        self.policy.publish()
         return float(norm)
 
     def _drop_gradients(self) -> None:
         for master in self.policy.masters.values():
             master.grad = None
+
+
+def surprise(groups: Sequence[Group]) -> float:
+    """Mean −log q of all sampled tokens, in nats; NaN for none. An estimate of the entropy of the policy that
+    sampled, there too where no group has signal and nothing is computed."""
+    q = [x for g in groups for s in g.samples for x, trained in zip(s.logprobs, s.loss_mask, strict=True) if trained]
+    return -sum(q) / len(q) if q else math.nan

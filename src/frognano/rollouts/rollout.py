@@ -82,7 +82,7 @@ async def rollout(
     """Once through. A box that cannot be had or an engine that fails gives an infrastructure error, never a score."""
     try:
         tree, environment = await trees.solver(task), await trees.environment(task)
-        async with sandboxes.open(BoxSpec(tree, environment, setting.limits)) as box:
+        async with sandboxes.open(BoxSpec(tree, environment, setting.limits, purpose="tools")) as box:
             prompt = Prompt(task.id, task.rung, task.statement.text)
             trajectory = await setting.harness.run(prompt, box, model, setting.sampling, setting.budget)
     except SandboxError as error:

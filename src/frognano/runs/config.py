@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from frognano.runs.files import StoreError, write_atomically
 
 _ABSENT = "unset"
+Fill = Callable[[dict[str, Any]], Mapping[str, Any]]
+"""A stored config with the keys that it lacks, at the defaults of today: it was written before there were such keys."""
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
@@ -27,9 +29,10 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def require_same_config(path: Path, config: Mapping[str, Any]) -> None:
+def require_same_config(path: Path, config: Mapping[str, Any], fill: Fill | None = None) -> None:
     """Refuse to go on with other settings than the run began with, and name them."""
-    held, given = _flat(read_config(path)), _flat(json.loads(json.dumps(config)))
+    stored = read_config(path)
+    held, given = _flat(fill(stored) if fill else stored), _flat(json.loads(json.dumps(config)))
     keys = sorted(k for k in held.keys() | given.keys() if held.get(k, _ABSENT) != given.get(k, _ABSENT))
     if keys:
         shown = ", ".join(f"{k} ({held.get(k, _ABSENT)} → {given.get(k, _ABSENT)})" for k in keys[:5])

@@ -37,10 +37,11 @@ class Metrics:
     def of(self, series: str) -> list[tuple[int, dict[str, float]]]:
         """(step, values) in rising step. What was not finite comes back as NaN."""
         rows = self._index.query("SELECT step, vals FROM metrics WHERE series=? ORDER BY step", (series,))
-        return [
-            (step, {name: math.nan if value is None else value for name, value in json.loads(text).items()})
-            for step, text in rows
-        ]
+        return [(step, _read(text)) for step, text in rows]
+
+    def all(self) -> list[tuple[str, int, dict[str, float]]]:
+        rows = self._index.query("SELECT series, step, vals FROM metrics ORDER BY rowid")
+        return [(series, step, _read(text)) for series, step, text in rows]
 
     def sync(self) -> None:
         """Make the file what the index says: a kill may have come between the two."""
@@ -48,6 +49,10 @@ class Metrics:
         wanted = b"".join(_line(*row) for row in rows)
         if (self.file.read_bytes() if self.file.exists() else b"") != wanted:
             write_atomically(self.file, wanted)
+
+
+def _read(text: str) -> dict[str, float]:
+    return {name: math.nan if value is None else value for name, value in json.loads(text).items()}
 
 
 def _line(series: str, step: int, text: str) -> bytes:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from frognano.records import ExitReason, Status, Task, Trajectory, Verdict
-from frognano.runs.config import read_config, require_same_config, write_config
+from frognano.runs.config import Fill, read_config, require_same_config, write_config
 from frognano.runs.files import TEMP_SUFFIX, StoreError, disk_errors
 from frognano.runs.index import Index
 from frognano.runs.lock import RunLock
@@ -48,14 +48,17 @@ class RunStore:
         self._lock = lock
         self._files = TrajectoryFiles(path / "trajectories")
         self._metrics = Metrics(path / "metrics.jsonl", index)
+        self.watcher: Callable[[str, int, Mapping[str, float]], None] | None = None
+        """Told of each row that is logged, after it is written; it must not raise."""
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any]) -> Self:
-        """Start the run, or come back to it: an existing run must have been made with the same resolved config."""
+    def create(cls, path: Path, config: Mapping[str, Any], fill: Fill | None = None) -> Self:
+        """Start the run, or come back to it: an existing run must have been made with the same resolved config, where keys
+        that came later count as `fill` sets them."""
         if (path / "index.sqlite").exists():
-            return cls.open(path, config)
+            return cls.open(path, config, fill=fill)
         with disk_errors(path):
             for name in FOLDERS:
                 (path / name).mkdir(parents=True, exist_ok=True)
@@ -76,14 +79,16 @@ class RunStore:
             raise
 
     @classmethod
-    def open(cls, path: Path, config: Mapping[str, Any] | None = None, *, read_only: bool = False) -> Self:
+    def open(
+        cls, path: Path, config: Mapping[str, Any] | None = None, *, read_only: bool = False, fill: Fill | None = None
+    ) -> Self:
         """Open a run for writing (alone), or ``read_only`` beside its writer."""
         if not (path / "index.sqlite").is_file():
             raise StoreError(f"{path} is not a run folder: it has no index.sqlite")
         lock = None if read_only else RunLock(path / "lock")
         try:
             if config is not None:
-                require_same_config(path, config)
+                require_same_config(path, config, fill)
             store = cls(path, Index(path / "index.sqlite", read_only=read_only), lock)
         except BaseException:
             if lock:
@@ -250,10 +255,16 @@ class RunStore:
     def log(self, series: str, step: int, values: Mapping[str, float]) -> None:
         """One row a (series, step), the last one wins; ``metrics.jsonl`` follows the index."""
         self._metrics.log(series, step, values)
+        if self.watcher:
+            self.watcher(series, step, values)
 
     def metrics(self, series: str) -> list[tuple[int, dict[str, float]]]:
         """(step, values) in rising step. What was not finite comes back as NaN."""
         return self._metrics.of(series)
+
+    def all_metrics(self) -> list[tuple[str, int, dict[str, float]]]:
+        """(series, step, values) of everything logged, in the order of its first writing."""
+        return self._metrics.all()
 
 
 def _dump(value: Any) -> str:

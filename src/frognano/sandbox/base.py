@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,6 +36,8 @@ class BoxSpec:
     limits: Limits = field(default_factory=Limits)
     read_only: Mapping[str, Path] = field(default_factory=dict)
     """Further host paths bound read-only: path in the box to path on the host."""
+    purpose: Literal["tools", "grading", "validation"] = "validation"
+    """Under which stage of the run's profile its time is booked."""
 
 
 @dataclass(frozen=True)

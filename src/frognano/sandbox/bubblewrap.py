@@ -7,6 +7,7 @@ import contextlib
 import os
 import py_compile
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from frognano.sandbox.resident import Resident
 from frognano.sandbox.scratch import make_scratch, scratch_root
 from frognano.sandbox.watchdog import Watchdog
 from frognano.sandbox.workspace import Base, Bases
+from frognano.stopwatch import Stopwatch
 
 _GRACE = 60.0
 """Seconds beyond a command's own limit before the box counts as dead: generous, since machines are busy."""
@@ -38,6 +40,8 @@ class BubblewrapSandboxes:
         self.scratch = make_scratch(scratch or scratch_root())
         self.bases = Bases(self.scratch)
         self.watchdog = Watchdog()
+        self.watches: defaultdict[str, Stopwatch] = defaultdict(Stopwatch)
+        """By the purpose of boxes: while one of them starts, answers or ends; CPU seconds of those that have ended."""
         self.mounts = Mounts(find_bwrap(), _install_toolbox(self.scratch))
 
     def open(self, spec: BoxSpec) -> BubblewrapSandbox:
@@ -51,9 +55,14 @@ class BubblewrapSandbox:
         self.spec = spec
         self._sandboxes = sandboxes
         self._resident: Resident | None = None
+        self._watch = sandboxes.watches[spec.purpose]
         self._base: Base
 
     async def __aenter__(self) -> Self:
+        with self._watch.running():
+            return await self._start()
+
+    async def _start(self) -> Self:
         self._base = await asyncio.to_thread(self._sandboxes.bases.of, self.spec.workspace)
         with _memory_files() as fds:
             command = self._sandboxes.mounts.command(self.spec, fds)
@@ -76,7 +85,11 @@ class BubblewrapSandbox:
         if (resident := self._resident) is not None:
             self._resident = None
             self._sandboxes.watchdog.forget(resident)
-            await resident.close()
+            with self._watch.running():
+                try:
+                    await resident.close()
+                finally:
+                    self._watch.spent(resident.cpu_seconds)
 
     async def exec(
         self,
@@ -126,7 +139,8 @@ class BubblewrapSandbox:
         if self._resident is None:
             raise SandboxError("the box is not open")
         most = 2 * self._disk + 2 * self.spec.limits.output_bytes + (1 << 24)
-        return await self._resident.ask(op, payload, wait=wait + _GRACE, most=most, **arguments)
+        with self._watch.running():
+            return await self._resident.ask(op, payload, wait=wait + _GRACE, most=most, **arguments)
 
     @property
     def _disk(self) -> int:

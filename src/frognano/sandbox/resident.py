@@ -25,6 +25,8 @@ class Resident:
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, stderr: int) -> None:
         self.process = process
         self.killed = ""
+        self.cpu_seconds = 0.0
+        """Of the whole box, known once it is closed."""
         self._channel = channel
         self._stderr = stderr
         self._lock = asyncio.Lock()
@@ -128,13 +130,20 @@ class Resident:
         if writer := getattr(self, "_writer", None):
             writer.transport.abort()
         self._channel.close()
-        waiting = asyncio.create_task(asyncio.to_thread(self.process.wait))
+        waiting = asyncio.create_task(asyncio.to_thread(self._reap))
         try:
             await asyncio.wait([waiting], timeout=0.5)
         finally:  # also when cancelled
             if not waiting.done():
                 self.kill()
         await waiting
+
+    def _reap(self) -> None:
+        """As Popen.wait, which throws away what the process and all that it waited for have used."""
+        if self.process.returncode is None:
+            _, status, used = os.wait4(self.process.pid, 0)
+            self.process.returncode = os.waitstatus_to_exitcode(status)
+            self.cpu_seconds = used.ru_utime + used.ru_stime
 
     def _complaint(self) -> str:
         return os.pread(self._stderr, 2000, 0).decode("utf-8", "replace").strip()

@@ -85,7 +85,9 @@ class Grader:
                 return Verdict(status=Status.PATCH_FAILED, evidence=str(error))
             evidence = [f"taken back: {', '.join(taken_back[:8])}"] if taken_back else []
             try:
-                async with self.sandboxes.open(BoxSpec(base, environment, self.config.limits, RUNNER)) as box:
+                async with self.sandboxes.open(
+                    BoxSpec(base, environment, self.config.limits, RUNNER, "grading")
+                ) as box:
                     await _fill(box, base, tree)
                     return await self._run(task, box, evidence)
             except BoxKilled as error:
