@@ -27,7 +27,10 @@ Overrides = Mapping[str, str]
 
 
 @contextmanager
-def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Iterator[Session]:
+def _session(
+    recipe_file: Path, out: Path | None, overrides: Overrides, check: Callable[[RunStore, RecipeConfig], object]
+) -> Iterator[Session]:
+    """`check` refuses a run before the model is loaded."""
     from frognano.analysis.live import Live
 
     recipe = load_recipe(recipe_file, RecipeConfig, overrides)
@@ -37,6 +40,7 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
     with _full_disk(folder):
         store = RunStore.create(folder, recipe.model_dump(mode="json"))
         try:
+            check(store, recipe)
             with Live() as live:
                 live.say(f"{'going on with' if known else 'a new run in'} {folder}; loading the model")
                 with Session(recipe, store, live) as session:
@@ -60,8 +64,14 @@ def _full_disk(folder: Path) -> Iterator[None]:
         raise
 
 
-def _run(work: Callable[[Session], Awaitable[None]], recipe: Path, out: Path | None, overrides: Overrides) -> Path:
-    with _session(recipe, out, overrides) as session:
+def _run(
+    work: Callable[[Session], Awaitable[None]],
+    recipe: Path,
+    out: Path | None,
+    overrides: Overrides,
+    check: Callable[[RunStore, RecipeConfig], object] = lambda store, recipe: None,
+) -> Path:
+    with _session(recipe, out, overrides, check) as session:
         asyncio.run(_whole(work, session))
         return session.store.path
 
@@ -93,14 +103,14 @@ def run_pilot(recipe: Path, out: Path | None, overrides: Overrides) -> None:
     async def work(session: Session) -> None:
         repositories = Repositories(session)
         await fixed_sets(session, repositories)
-        iteration, start = _next(session)
+        iteration, start = _next(session.store, session.recipe)
         await session.use(start)
         result = await calibrated(session, repositories, iteration)
         for admitted in result.admitted:
             session.store.put_task(admitted.task, f"iter{iteration}")
         session.live.say(_pilot_said(session, iteration, start, result))
 
-    _run(work, recipe, out, overrides)
+    _run(work, recipe, out, overrides, _next)
 
 
 def _pilot_said(session: Session, iteration: int, policy: str, result: PilotResult) -> str:
@@ -123,7 +133,7 @@ def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:
     async def work(session: Session) -> None:
         repositories = Repositories(session)
         _, valid = await fixed_sets(session, repositories)
-        iteration, start = _next(session)
+        iteration, start = _next(session.store, session.recipe)
         trainer = IterationTrainer(session, repositories, iteration, start, valid)
         version = await trainer.run()
         session.store.finish(f"policies/{iteration}", version)
@@ -132,7 +142,7 @@ def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:
         if trainer.nothing_to_learn:
             session.live.say(no_task(session, iteration, version))
 
-    _run(work, recipe, out, overrides)
+    _run(work, recipe, out, overrides, _next)
 
 
 def run_eval(recipe: Path, out: Path | None, overrides: Overrides) -> None:
@@ -150,12 +160,12 @@ def run_eval(recipe: Path, out: Path | None, overrides: Overrides) -> None:
     _run(work, recipe, out, overrides)
 
 
-def _next(session: Session) -> tuple[int, str]:
-    """(iteration to do next, the policy it starts from)."""
-    done = list(session.store.steps("policies/").values())
-    if len(done) >= session.recipe.train.iterations:
+def _next(store: RunStore, recipe: RecipeConfig) -> tuple[int, str]:
+    """(iteration to do next, the policy it starts from); FrogNanoError when there is none left."""
+    done = list(store.steps("policies/").values())
+    if len(done) >= recipe.train.iterations:
         raise FrogNanoError(
-            f"{session.store.path}: all {len(done)} iterations of the recipe are done; "
+            f"{store.path}: all {len(done)} iterations of the recipe are done; "
             "start a new run with more iterations, or measure this one with frognano eval"
         )
     return len(done) + 1, str(done[-1]) if done else BASE
