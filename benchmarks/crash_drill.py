@@ -38,14 +38,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from drill_compare import compare, own_rules  # noqa: E402
-
 from frognano.loop.recipe import RecipeConfig  # noqa: E402
 from frognano.models.pocket import ensure_pocket_model  # noqa: E402
 from frognano.runs import RunStore  # noqa: E402
 from frognano.runs.recipe import load_recipe  # noqa: E402
 from frognano.sandbox.resident import tree  # noqa: E402
 from frognano.sandbox.scratch import scratch_root  # noqa: E402
+from loop.compare import compare, own_rules  # noqa: E402
 from loop.forks import Command, Forks  # noqa: E402
 from loop.toys import write_pool, write_recipe  # noqa: E402
 

@@ -50,7 +50,7 @@ class Resident:
         except OSError as e:
             ours.close()
             os.close(stderr)
-            raise SandboxError(f"bubblewrap did not start: {e}") from e
+            raise SandboxError(f"bubblewrap did not start: {e}{_REMEDY}") from e
         finally:
             theirs.close()
         self = cls(process, ours, stderr)

@@ -17,13 +17,17 @@ from frognano.runs import RunStore
 from frognano.runs.rows import RolloutKey
 
 
-def own_rules(run: Path) -> list[str]:
-    """Which of the run store's own promises are broken."""
+def own_rules(run: Path, *, finished: bool = True) -> list[str]:
+    """Which of the run store's own promises are broken. Of one that stopped in the middle, less is asked: what a kill left
+    goes at the next opening, and not all that the journal asks for is there yet."""
     problems = []
     with closing(sqlite3.connect(f"file:{run / 'index.sqlite'}?mode=ro", uri=True)) as db:
         if (said := db.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
             problems.append(f"{run.name}: the index is damaged: {said}")
         kept = db.execute("SELECT series, step, vals FROM metrics ORDER BY rowid").fetchall()
+    if not finished:
+        with RunStore.open(run):
+            pass
     told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     if told != [{"series": series, "step": step, "values": json.loads(values)} for series, step, values in kept]:
         problems.append(f"{run.name}: metrics.jsonl is not what the index holds")
@@ -31,7 +35,11 @@ def own_rules(run: Path) -> list[str]:
         rows = store.rollouts()
         count = Counter(row.key for row in rows)
         problems += [f"{run.name}: {key} is there {n} times" for key, n in count.items() if n > 1]
-        problems += [f"{run.name}: {key} is named by the journal and lost" for key in _named(store) if key not in count]
+        problems += [
+            f"{run.name}: {key} is named by the journal and lost"
+            for key in _named(store)
+            if finished and key not in count
+        ]
         problems += [
             f"{run.name}: {r.candidate_id} was given up" for r in store.rejections() if r.reason.startswith("infra")
         ]
