@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -124,6 +125,7 @@ def _child(argv: Sequence[str], env: dict[str, str], shim: str, log: str) -> Non
     for target, source in ((0, nothing), (1, file), (2, file)):
         os.dup2(source, target)
     os.environ.update(env)
+    tempfile.tempdir = None  # it may have been looked up before, with another TMPDIR
     code = 1
     try:
         if shim:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from frognano.loop.pilot import Repositories, calibrated
 from frognano.loop.recipe import RecipeConfig
 from frognano.loop.session import BASE, Session, cache_folder, check_recipe
 from frognano.loop.train import IterationTrainer
-from frognano.runs.files import StoreError, no_space
+from frognano.runs.files import no_space
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
 from frognano.sandbox.scratch import scratch_root
@@ -55,10 +56,10 @@ def _full_disk(folder: Path) -> Iterator[None]:
     room for the memory that it shares between processes."""
     try:
         yield
-    except (OSError, StoreError) as error:
+    except Exception as error:  # git and uv say it in words of their own
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or "disk I/O error" in str(error) or "No space left" in str(error):
-            for place in (folder, cache_folder(), scratch_root()):
+            for place in (folder, cache_folder(), scratch_root(), Path(tempfile.gettempdir())):
                 if place.exists() and shutil.disk_usage(place).free < 1 << 20:
                     raise no_space(place) from error
         raise

@@ -91,8 +91,7 @@ class RolloutPool:
                     return
             except SandboxError as error:
                 raise SandboxError(
-                    f"no box can be opened any more: {error}. `frognano doctor` says what is wrong; then run the same "
-                    "command again: nothing is lost"
+                    f"no box can be opened any more: {error}; when one can, run the same command again: nothing is lost"
                 ) from error
 
     @staticmethod
