@@ -236,7 +236,7 @@ class Drill:
         for folder in (self.folder / name, self.folder / f"{name}-cache" / "frognano"):
             for pattern in (".*", "*.part", "*.part-*", "frognano-*"):
                 left += [*folder.glob(pattern), *folder.glob(f"*/{pattern}")]
-        return sorted({str(p) for p in left})
+        return sorted({str(p) for p in left if "uv" not in p.relative_to(p.anchor).parts})  # uv's cache is uv's own
 
 
 def mounts() -> list[str]:

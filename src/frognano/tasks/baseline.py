@@ -66,7 +66,7 @@ async def measure_baseline(
     place = cache / "baselines" / f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
     if place.exists():
         return Baseline.model_validate_json(await asyncio.to_thread(place.read_bytes))
-    await assert_checkout(snapshot, venv, sandboxes)
+    await persistently(partial(assert_checkout, snapshot, venv, sandboxes))
     start = time.monotonic()
     reports = []
     ids: list[str] | None = None
