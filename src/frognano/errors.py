@@ -11,14 +11,17 @@ class FrogNanoError(RuntimeError):
     exit_code = 1
 
 
+_MEMORY = ("allocate memory", "out of memory", "can't start new thread")
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out. torch says so as a RuntimeError, a failed fork as an OSError."""
+    """Whether memory ran out. torch says so as a RuntimeError, a failed fork as an OSError; a thread needs it for its stack."""
     if isinstance(error, MemoryError):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in said for words in ("allocate memory", "out of memory"))
+    return isinstance(error, RuntimeError) and any(words in said for words in _MEMORY)
 
 
 class ConfigError(FrogNanoError):

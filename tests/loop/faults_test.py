@@ -192,30 +192,41 @@ def test_bubblewrap_vanishes(run: Run):
 
 
 def test_the_kernel_kills_boxes(run: Run):
-    """One that validates a candidate and two of rollouts, from the resident upwards, as when memory runs out."""
+    """One that validates a candidate, and two of rollouts, as when memory runs out."""
     command, killed = run.start(), list[int]()
 
-    def kill(since: Callable[[], bool]) -> bool:
-        boxes = [p for p in tree(command.pid)[1:] if p not in killed and _name(p).startswith("python")]
-        if boxes and since():
-            killed.append(boxes[-1])
-            os.kill(boxes[-1], signal.SIGKILL)
-            return True
+    def kill(validates: bool) -> bool:
+        for box in set(_children(command.pid)) - set(killed):
+            line = _read(f"/proc/{box}/cmdline")
+            resident = next((p for p in tree(box) if _read(f"/proc/{p}/comm").startswith("python")), 0)
+            if resident and ("tasks/runner" in line) == validates:
+                killed.append(box)
+                os.kill(resident, signal.SIGKILL)
+                return True
         return False
 
-    for since in (lambda: "tasks/heldout: 0" in command.err, lambda: run.has(rollouts=2), lambda: run.has(rollouts=4)):
-        assert command.wait(lambda since=since: kill(since)) is None, command.err
+    for ready, validates in (
+        (lambda: "tasks/heldout: 0" in command.err, True),
+        (lambda: run.has(rollouts=2), False),
+        (lambda: run.has(rollouts=4), False),
+    ):
+        assert command.wait(ready) is None, command.err
+        assert command.wait(lambda validates=validates: kill(validates)) is None, command.err
     assert command.wait() == 0, command.err
     run.ends()
     sampled = [line["sampled"] for line in map(json.loads, run.witness.read_text().splitlines()) if "sampled" in line]
-    assert {name.rpartition("/")[2] for name in sampled} == {"0", "1"}, "no rollout was tried again"
+    assert sum(name.endswith("/1") for name in sampled) == 2, "no rollout was tried again"
     with RunStore.open(run.out, read_only=True) as store:
         assert not [t.error for r in store.rollouts() if "killed" in (t := store.trajectory(r.trajectory_id)).error]
 
 
-def _name(pid: int) -> str:
+def _children(pid: int) -> list[int]:
+    return [p for p in tree(pid)[1:] if _read(f"/proc/{p}/stat").rpartition(") ")[2].split()[1:2] == [str(pid)]]
+
+
+def _read(file: str) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text()
+        return Path(file).read_text(errors="replace")
     except OSError:
         return ""
 
@@ -228,6 +239,7 @@ def no_more_memory() -> None:
     from frognano.rl.trainer import Trainer
 
     kill_shim()
+    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # what is larger than 64 kB is asked of the kernel, and given back
     real_update, real_generate, asked = Trainer.update, SamplerEngine.generate, 0
 
     def limit() -> None:
