@@ -239,7 +239,8 @@ def no_more_memory() -> None:
     from frognano.rl.trainer import Trainer
 
     kill_shim()
-    ctypes.CDLL(None).mallopt(-3, 1 << 16)  # what is larger than 64 kB is asked of the kernel, and given back
+    for name, value in ((-3, 1 << 16), (-8, 1)):  # larger than 64 kB is asked of the kernel and given back; no reserves
+        ctypes.CDLL(None).mallopt(name, value)
     real_update, real_generate, asked = Trainer.update, SamplerEngine.generate, 0
 
     def limit() -> None:
@@ -269,5 +270,6 @@ def test_memory_runs_out(run: Run, moment: str):
     assert "memory" in error
     assert "run the same command again" in error
     assert "nothing is lost" in error
+    assert not run.has(step="iter1/update/1"), "it had what it needed"
     assert own_rules(run.out, finished=False) == []
     run.ends()
