@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from frognano.loop.recipe import RecipeConfig
 from frognano.models.pocket import ensure_pocket_model
+from frognano.runs import RunStore
+from frognano.runs.recipe import load_recipe
 from loop.forks import Forks
 from loop.kill_test import write_model
 from loop.toys import write_pool
@@ -169,6 +172,42 @@ def test_a_name_that_is_not_in_the_pool_leaves_nothing_that_refuses_the_right_on
     assert not place.out.exists()
 
 
+def test_a_name_in_place_of_a_list_of_names(place: Place):
+    assert "unknown clac" in place.fails("--repositories.train", "clac")
+    assert "unknown clac, clic" in place.fails("--repositories.train", "clac, clic,calc")
+    assert "both in train and in heldout: other" in place.fails("--repositories.train", "calc,other")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (
+            'verzion = "1.0"\npath = "x"\ntests = ["t"]',
+            "unknown key `repository.calc.verzion`, did you mean `repository.calc.version`?",
+        ),
+        ('version = 1\npath = "x"\ntests = ["t"]', "`repository.calc.version` = 1"),
+        ('version = "1"\ntests = ["t"]', "repository calc: give exactly one of sha256 (an sdist), path, or git"),
+        ('version = "1"\npath = "x"', "the key `repository.calc.tests` is missing"),
+        ('version = "1', "not valid TOML"),
+    ],
+    ids=["a typo", "a number", "no source", "no tests", "no TOML"],
+)
+def test_a_pool_with_a_mistake_is_told_in_the_words_of_pydantic(place: Place, wrong: str, words: str):
+    place.write_pool(wrong)
+    code, err = place.forks.run("loop", place.recipe, "--out", place.out)
+    error = said(code, err)
+    assert code == 2
+    assert words in error
+    assert str(place.pool) in error
+    assert "pydantic" not in error
+    assert not place.out.exists()
+
+
+def test_a_pool_without_repositories(place: Place):
+    place.pool.write_text('name = "x"\n')
+    assert "it has no sections like [repository.NAME]" in place.fails()
+
+
 def test_a_pool_that_is_not_there(place: Place):
     error = place.fails("--repositories.file", "nowhere.toml")
     assert "repositories.file" in error
@@ -279,6 +318,26 @@ def test_a_run_of_another_recipe_and_a_second_process(place: Place):
     error = place.fails("--train.updates", 7)
     assert "made with another recipe: train.updates (1 → 7)" in error
     assert "--out" in error
+
+
+@pytest.mark.parametrize("command", ["train", "pilot"])
+def test_a_finished_run_is_refused_only_after_its_model_was_loaded(place: Place, command: str):
+    config = load_recipe(place.recipe, RecipeConfig).model_dump(mode="json")
+    with RunStore.create(place.out, config) as store:
+        store.finish("policies/1", "i1u1")
+    code, err = place.forks.run(command, place.recipe, "--out", place.out)
+    assert "all 1 iterations of the recipe are done" in said(code, err)
+    assert "loading the model" not in err
+
+
+@pytest.mark.parametrize(("to", "words"), [("nodir/x.html", "there is no folder"), ("", "is a folder: name a file")])
+def test_a_report_that_cannot_be_written_names_what_was_asked_for(place: Place, to: str, words: str):
+    RunStore.create(place.out, load_recipe(place.recipe, RecipeConfig).model_dump(mode="json")).close()
+    code, err = place.forks.run("report", place.out, "--out", place.root / to)
+    error = said(code, err)
+    assert str(place.root / to) in error
+    assert words in error
+    assert ".part" not in error
 
 
 def test_what_these_tests_run_on_is_good(place: Place):

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,7 +60,9 @@ class Forks:
         self.folder, self.started = folder, 0
 
     def __enter__(self) -> Self:
-        env = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env |= {"PYTHONPATH": os.pathsep.join(paths)}  # of the caller too: it says which frognano is tested
         env.pop("FROGNANO_DEBUG", None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "loop.forks"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
@@ -115,12 +118,14 @@ def _serve() -> None:
 
 
 def _child(argv: Sequence[str], env: dict[str, str], shim: str, log: str) -> None:
-    """Becomes the command: its own streams, no way back into the loop that forked it."""
+    """Becomes the command: its own streams and process group, no way back into the loop that forked it."""
+    os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for target, source in ((0, nothing), (1, file), (2, file)):
         os.dup2(source, target)
     os.environ.update(env)
+    tempfile.tempdir = None  # it may have been looked up before, with another TMPDIR
     code = 1
     try:
         if shim:

@@ -12,10 +12,10 @@ import pytest
 from frognano.harness.base import Budget, Prompt
 from frognano.models.base import Completion, Conversation, Sampling
 from frognano.records import ExitReason, Status, Task, Trajectory, Verdict
-from frognano.rollouts.pool import ATTEMPTS, RolloutPool, Wanted
+from frognano.rollouts.pool import RolloutPool, Wanted
 from frognano.rollouts.rollout import Judge, Setting, rollout
 from frognano.runs import RolloutKey, RunStore
-from frognano.sandbox.base import BoxSpec, Limits, SandboxError
+from frognano.sandbox.base import ATTEMPTS, BoxSpec, Limits, SandboxError
 from frognano.tasks.grading import Grader
 from frognano.tasks.trees import Trees
 from runs import made
@@ -191,6 +191,19 @@ async def test_engine_error_becomes_a_score(store: RunStore, reason: ExitReason)
     assert row is not None
     assert row.exit_reason is ExitReason.AGENT
     assert (worker.runs, grader.grades) == (2, 1)
+
+
+async def test_a_machine_without_boxes_empties_the_run(store: RunStore) -> None:
+    """Every rollout would be given up, one after the other, and the run would end with rates of nothing."""
+    boxes = Boxes(failures=10**6)
+    with pytest.raises(ExceptionGroup) as raised:
+        await pool(store, boxes=boxes).run(wanted(0, 1, 2), "pi0", lambda name, seed: Mute())
+    assert raised.group_contains(
+        SandboxError, match="no box can be opened any more: no space for a box.*nothing is lost"
+    )
+    assert store.rejections() == []
+    boxes.failures = 0
+    assert all(await pool(store, boxes=boxes).run(wanted(0, 1, 2), "pi0", lambda name, seed: Mute()))
 
 
 async def test_grader_without_a_box_becomes_a_score(store: RunStore) -> None:

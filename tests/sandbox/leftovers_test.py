@@ -14,7 +14,7 @@ import pytest
 
 from frognano.sandbox.base import BoxSpec, SandboxError
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
-from frognano.sandbox.scratch import collect, make_scratch
+from frognano.sandbox.scratch import collect, make_scratch, temporary
 
 
 def running(mark: str) -> list[str]:
@@ -100,6 +100,27 @@ def test_after_kill_9_of_the_parent(workspace: Path, tmp_path: Path) -> None:
     (left,) = scratch.iterdir()
     assert make_scratch(scratch) != left
     assert not left.exists()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from frognano.sandbox.scratch import temporary
+
+with temporary(Path(sys.argv[1])) as folder:
+    (folder / "half").write_text("made")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_temporary_folder_after_kill_9(tmp_path: Path) -> None:
+    """A half-made environment of hundreds of megabytes stayed in the cache for ever."""
+    assert subprocess.run([sys.executable, "-c", KILLED, tmp_path]).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert (left / "half").exists()
+    with temporary(tmp_path) as one, temporary(tmp_path) as two:
+        assert set(tmp_path.iterdir()) == {one, two}
+    assert not list(tmp_path.iterdir())
 
 
 async def test_32_boxes_at_once_disturb_each_other(sandboxes: BubblewrapSandboxes, workspace: Path) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from frognano import __version__
 from frognano.cli import doctor, experiment, export, report, run, tasks
-from frognano.errors import ConfigError, FrogNanoError
+from frognano.errors import ConfigError, FrogNanoError, is_out_of_memory
 
 INTERRUPTED = 130
 
@@ -68,6 +68,12 @@ def expected(error: BaseException) -> FrogNanoError | None:
     """The error that people should read, or None for one that nobody foresaw. Looks into groups of concurrent tasks."""
     if isinstance(error, FrogNanoError):
         return error
+    if isinstance(error, Exception) and is_out_of_memory(error):
+        said = next(iter(str(error).strip().splitlines()), "")
+        return FrogNanoError(
+            f"out of memory{f' ({said[:200]})' if said else ''}: close other programs or lift the limit, and run the same "
+            "command again; nothing is lost. A run needs less with fewer model.trainable_layers, in another folder (--out)"
+        )
     if isinstance(error, BaseExceptionGroup):
         found = [expected(inner) for inner in error.exceptions]
         return found[0] if all(found) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from frognano.loop.pilot import Repositories, calibrated
 from frognano.loop.recipe import RecipeConfig, filled
 from frognano.loop.session import BASE, Session, cache_folder, check_recipe
 from frognano.loop.train import IterationTrainer
-from frognano.runs.files import StoreError, no_space
+from frognano.runs.files import no_space
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
 from frognano.runs.trackers import Trackers, require_trackers
@@ -28,7 +29,10 @@ Overrides = Mapping[str, str]
 
 
 @contextmanager
-def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Iterator[Session]:
+def _session(
+    recipe_file: Path, out: Path | None, overrides: Overrides, check: Callable[[RunStore, RecipeConfig], object]
+) -> Iterator[Session]:
+    """`check` refuses a run before the model is loaded."""
     from frognano.analysis.live import Live
 
     recipe = load_recipe(recipe_file, RecipeConfig, overrides)
@@ -39,6 +43,7 @@ def _session(recipe_file: Path, out: Path | None, overrides: Overrides) -> Itera
     with _full_disk(folder):
         store = RunStore.create(folder, recipe.model_dump(mode="json"), filled)
         try:
+            check(store, recipe)
             with Live() as live:
                 live.say(f"{'going on with' if known else 'a new run in'} {folder}; loading the model")
                 with Session(recipe, store, live) as session, _trackers(session):
@@ -73,17 +78,23 @@ def _full_disk(folder: Path) -> Iterator[None]:
     room for the memory that it shares between processes."""
     try:
         yield
-    except (OSError, StoreError) as error:
+    except Exception as error:  # git and uv say it in words of their own
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if full or "disk I/O error" in str(error) or "No space left" in str(error):
-            for place in (folder, cache_folder(), scratch_root()):
+            for place in (folder, cache_folder(), scratch_root(), Path(tempfile.gettempdir())):
                 if place.exists() and shutil.disk_usage(place).free < 1 << 20:
                     raise no_space(place) from error
         raise
 
 
-def _run(work: Callable[[Session], Awaitable[None]], recipe: Path, out: Path | None, overrides: Overrides) -> Path:
-    with _session(recipe, out, overrides) as session:
+def _run(
+    work: Callable[[Session], Awaitable[None]],
+    recipe: Path,
+    out: Path | None,
+    overrides: Overrides,
+    check: Callable[[RunStore, RecipeConfig], object] = lambda store, recipe: None,
+) -> Path:
+    with _session(recipe, out, overrides, check) as session:
         asyncio.run(_whole(work, session))
         return session.store.path
 
@@ -115,14 +126,14 @@ def run_pilot(recipe: Path, out: Path | None, overrides: Overrides) -> None:
     async def work(session: Session) -> None:
         repositories = Repositories(session)
         await fixed_sets(session, repositories)
-        iteration, start = _next(session)
+        iteration, start = _next(session.store, session.recipe)
         await session.use(start)
         result = await calibrated(session, repositories, iteration)
         for admitted in result.admitted:
             session.store.put_task(admitted.task, f"iter{iteration}")
         session.live.say(_pilot_said(session, iteration, start, result))
 
-    _run(work, recipe, out, overrides)
+    _run(work, recipe, out, overrides, _next)
 
 
 def _pilot_said(session: Session, iteration: int, policy: str, result: PilotResult) -> str:
@@ -145,7 +156,7 @@ def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:
     async def work(session: Session) -> None:
         repositories = Repositories(session)
         _, valid = await fixed_sets(session, repositories)
-        iteration, start = _next(session)
+        iteration, start = _next(session.store, session.recipe)
         trainer = IterationTrainer(session, repositories, iteration, start, valid)
         version = await trainer.run()
         session.store.finish(f"policies/{iteration}", version)
@@ -154,7 +165,7 @@ def run_train(recipe: Path, out: Path | None, overrides: Overrides) -> None:
         if trainer.nothing_to_learn:
             session.live.say(no_task(session, iteration, version))
 
-    _run(work, recipe, out, overrides)
+    _run(work, recipe, out, overrides, _next)
 
 
 def run_eval(recipe: Path, out: Path | None, overrides: Overrides) -> None:
@@ -172,12 +183,12 @@ def run_eval(recipe: Path, out: Path | None, overrides: Overrides) -> None:
     _run(work, recipe, out, overrides)
 
 
-def _next(session: Session) -> tuple[int, str]:
-    """(iteration to do next, the policy it starts from)."""
-    done = list(session.store.steps("policies/").values())
-    if len(done) >= session.recipe.train.iterations:
+def _next(store: RunStore, recipe: RecipeConfig) -> tuple[int, str]:
+    """(iteration to do next, the policy it starts from); FrogNanoError when there is none left."""
+    done = list(store.steps("policies/").values())
+    if len(done) >= recipe.train.iterations:
         raise FrogNanoError(
-            f"{session.store.path}: all {len(done)} iterations of the recipe are done; "
+            f"{store.path}: all {len(done)} iterations of the recipe are done; "
             "start a new run with more iterations, or measure this one with frognano eval"
         )
     return len(done) + 1, str(done[-1]) if done else BASE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from frognano.analysis.alarms import AlarmsConfig
 from frognano.harness.base import Budget
@@ -44,6 +44,12 @@ class RepositoriesConfig(_Section):
         0.2, gt=0, lt=1, description="Of the training repositories' functions, kept for validation."
     )
     workers: int = Field(2, ge=1, description="Candidates validated at a time.")
+
+    @field_validator("train", "heldout", mode="before")
+    @classmethod
+    def _names(cls, given: object) -> object:
+        """One name, or several with commas between them, as people write them on the command line."""
+        return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _disjoint(self) -> Self:

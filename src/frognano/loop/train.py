@@ -222,6 +222,8 @@ class IterationTrainer:
             await self._admit(update, policy)
         self._before = read(s)
         if self._confirming:
+            # One that infrastructure lost is left out, as p̂ left it out: its policy may be some updates back by now, and a
+            # group stands without it. There is always something, since only outcomes of both kinds admit a task.
             return [r for r in map(s.store.get, self._confirming.pop(0)) if r is not None]
         step = f"iter{self.iteration}/batch/{update}"
         if (chosen := s.store.done(step)) is None:

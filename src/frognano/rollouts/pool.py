@@ -11,11 +11,9 @@ from frognano.records import Task, Trajectory, Verdict
 from frognano.rollouts.rollout import Judge, ModelFactory, Setting, rollout
 from frognano.runs.rows import RolloutKey, RolloutRow
 from frognano.runs.store import RunStore
-from frognano.sandbox.base import Sandboxes
+from frognano.sandbox.base import ATTEMPTS, BoxSpec, SandboxError, Sandboxes
+from frognano.sandbox.scratch import temporary
 from frognano.tasks.trees import Trees
-
-ATTEMPTS = 3
-"""Tries of a rollout that infrastructure breaks; then it is left out and counted."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class RolloutPool:
     async def run(
         self, wanted: Sequence[Wanted], policy: str, model: ModelFactory, progress: Callable[[int], None] | None = None
     ) -> list[RolloutRow | None]:
-        """A row for each, in order; None for one that infrastructure kept failing. Whatever was recorded is not rerun."""
+        """A row for each, in order; None for one that infrastructure broke `ATTEMPTS` times. What was recorded is not rerun."""
         done = 0
 
         async def one(w: Wanted) -> RolloutRow | None:
@@ -79,9 +77,22 @@ class RolloutPool:
                     self._check(trajectory, policy)
                     self.store.put_rollout(key, trajectory, verdict, _calls(trajectory))
                     return self.store.get(key)
+        await self._require_boxes()
         self.lost += 1
         self.store.reject(f"{key}", "infrastructure_error", verdict.evidence)
         return None
+
+    async def _require_boxes(self) -> None:
+        """A SandboxError where no box can be had at all: then no rollout is given up, and the run stops, since every other
+        one would be given up after it. Whatever was recorded stays, so that the run goes on once boxes can be had."""
+        with temporary() as empty:
+            try:
+                async with self.sandboxes.open(BoxSpec(empty, None, self.setting.limits)):
+                    return
+            except SandboxError as error:
+                raise SandboxError(
+                    f"no box can be opened any more: {error}; when one can, run the same command again: nothing is lost"
+                ) from error
 
     @staticmethod
     def _check(trajectory: Trajectory, policy: str) -> None:

@@ -37,6 +37,10 @@ def disk_errors(where: Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes) -> None:
     """After this returns the file is whole, whatever kills the process; before, the old one (or none) is there."""
     temporary = path.with_name(path.name + TEMP_SUFFIX)
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder: name a file")
+    if not path.parent.is_dir():
+        raise StoreError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another place")
     with disk_errors(path.parent):
         try:
             with open(temporary, "wb") as file:

@@ -26,7 +26,7 @@ def load_recipe(path: Path, model: type[Config], overrides: Mapping[str, str] | 
     try:
         return model.model_validate(data, extra="forbid")
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error, path, model, data, overrides))) from error
+        raise ConfigError("\n".join(explain(error, path, model, overrides))) from error
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -38,6 +38,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: no such recipe; {there}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a UTF-8 text file ({error})") from error
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """A ConfigError names the line of ``path`` that is no TOML."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -86,20 +91,26 @@ def _set(data: dict[str, Any], dotted: str, value: Any) -> None:
     data[key] = value
 
 
-def _explain(
-    error: ValidationError, path: Path, model: type[BaseModel], data: Any, overrides: Mapping[str, str]
+def explain(
+    error: ValidationError,
+    path: Path,
+    model: type[BaseModel],
+    overrides: Mapping[str, str] | None = None,
+    within: str = "",
 ) -> Iterator[str]:
+    """What is wrong, a line each: where it stands, which key, what was meant. ``within``: the section that was read."""
+    overrides = overrides or {}
     problems = error.errors(include_url=False)
     for problem in problems[:3]:
         places = [str(place) for place in problem["loc"]]
-        key = ".".join(places)
+        key = ".".join([*([within] if within else []), *places])
         where = f"--{key}" if key in overrides else f"{path}"
         if problem["type"] == "extra_forbidden":
-            yield f"{where}: unknown key `{key}`{_nearest(model, places)}"
+            yield f"{where}: unknown key `{key}`{_nearest(model, places, within)}"
         elif problem["type"] == "missing":
             yield f"{path}: the key `{key}` is missing: it has no default"
         elif not places:
-            yield f"{path}: {problem['msg'].removeprefix('Value error, ')}"
+            yield f"{path}: {f'{within}: ' if within else ''}{problem['msg'].removeprefix('Value error, ')}"
         else:
             what = problem["msg"].removeprefix("Value error, ")
             yield f"{where}: `{key}` = {_shown(problem.get('input'))}: {what[:1].lower()}{what[1:]}"
@@ -112,13 +123,13 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _nearest(model: type[BaseModel], places: Sequence[str]) -> str:
+def _nearest(model: type[BaseModel], places: Sequence[str], within: str = "") -> str:
     """Which key was meant: in the same section first, in the whole recipe otherwise."""
     *sections, key = places
     section = _section(model, sections)
     known = sorted(section.model_fields) if section else []
     if close := difflib.get_close_matches(key, known, 1, 0.6):
-        return f", did you mean `{'.'.join([*sections, close[0]])}`?"
+        return f", did you mean `{'.'.join([*([within] if within else []), *sections, close[0]])}`?"
     elsewhere = {dotted.rsplit(".", 1)[-1]: dotted for dotted in _all_keys(model)}
     if close := difflib.get_close_matches(key, elsewhere, 1, 0.8):
         return f", did you mean `{elsewhere[close[0]]}`?"

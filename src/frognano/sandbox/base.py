@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -57,6 +58,19 @@ class SandboxError(RuntimeError):
 
 class BoxKilled(RuntimeError):
     """What ran in the box exhausted or killed it (memory, disk, kill -1). A failed run, not an infrastructure error."""
+
+
+ATTEMPTS = 3
+"""Tries of what a failing sandbox breaks."""
+T = TypeVar("T")
+
+
+async def persistently(work: Callable[[], Awaitable[T]]) -> T:
+    """`work`, begun again when its box fails through no fault of its own. The last SandboxError goes to the caller."""
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(SandboxError):
+            return await work()
+    return await work()
 
 
 class Sandbox(Protocol):

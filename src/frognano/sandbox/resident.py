@@ -17,10 +17,13 @@ from frognano.sandbox.base import BoxKilled, SandboxError
 from frognano.sandbox.toolbox import wire
 
 _START_SECONDS = 60.0
+_END_SECONDS = 10.0
+"""From the moment that a box hangs up until its processes are reaped."""
 
 
 class Resident:
-    """One box process. ``killed`` is set by whoever kills it for what ran in it, and says why."""
+    """One box process. ``killed`` is set by whoever kills it for what ran in it, and says why: a BoxKilled. When the host
+    killed it, it is a SandboxError."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket, stderr: int) -> None:
         self.process = process
@@ -31,6 +34,8 @@ class Resident:
         self._stderr = stderr
         self._lock = asyncio.Lock()
         self._dead = ""
+        self._fault: type[BoxKilled] | type[SandboxError] = BoxKilled
+        """Whose fault it is that the box is dead."""
         self._unanswered: asyncio.Task[tuple[dict[str, Any], bytes]] | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -47,7 +52,7 @@ class Resident:
         except OSError as e:
             ours.close()
             os.close(stderr)
-            raise SandboxError(f"bubblewrap did not start: {e}") from e
+            raise SandboxError(f"bubblewrap did not start: {e}{_REMEDY}") from e
         finally:
             theirs.close()
         self = cls(process, ours, stderr)
@@ -81,7 +86,7 @@ class Resident:
                 await asyncio.wait([self._unanswered])
                 self._unanswered = None
             if self._dead:
-                raise BoxKilled(self.killed or self._dead)
+                raise self._fault(self.killed or self._dead)
             frame = wire.pack({"op": op, **arguments}, payload)
             exchange = asyncio.create_task(self._exchange(op, frame, wait, most))
             try:
@@ -107,6 +112,9 @@ class Resident:
                     self._die(self.killed)
                 return reply, body
         except (asyncio.IncompleteReadError, ConnectionError) as e:
+            if await self._killed_from_outside():
+                self._fault = SandboxError
+                self._die(_OUTSIDE, e)
             self._die(self.killed or "the resident process is gone", e)
         except TimeoutError as e:
             self._die(self.killed or f"the box did not answer {op} for {wait:g} s", e)
@@ -114,7 +122,17 @@ class Resident:
     def _die(self, reason: str, cause: BaseException | None = None) -> NoReturn:
         self._dead = reason
         self.kill()
-        raise BoxKilled(reason) from cause
+        raise self._fault(reason) from cause
+
+    async def _killed_from_outside(self) -> bool:
+        """Whether somebody on the host sent SIGKILL: the kernel when memory runs out, or a person. What runs in the box
+        cannot: the resident is PID 1 of its namespace, so no signal from within kills it, and the filter of system calls
+        lets nobody set its limits. bwrap passes on how it ended."""
+        if self.killed:  # we did, for what ran in it
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self.process.wait, _END_SECONDS)
+        return self.process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL) and not self.killed
 
     def kill(self) -> None:
         """SIGKILL to the whole tree, the box before its monitors, so that each is reaped by its parent."""
@@ -152,6 +170,7 @@ class Resident:
         os.close(self._stderr)
 
 
+_OUTSIDE = "the box was killed from outside (did the machine run out of memory?)"
 _REMEDY = " (`frognano doctor` checks user namespaces and names the remedy)"
 
 

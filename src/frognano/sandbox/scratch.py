@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 _NAME = re.compile(r"frognano-(\d+)-(\d+)-\w+")
@@ -21,9 +22,8 @@ def scratch_root() -> Path:
 
 def make_scratch(root: Path) -> Path:
     """A fresh directory whose name says which process owns it. Others may pass through it but not list it."""
-    collect(root)
     me = os.getpid()
-    path = Path(tempfile.mkdtemp(prefix=f"frognano-{me}-{_start_time(me)}-", dir=root))
+    path = _owned(root)
     path.chmod(0o711)
 
     def remove() -> None:
@@ -32,6 +32,23 @@ def make_scratch(root: Path) -> Path:
 
     atexit.register(remove)
     return path
+
+
+@contextlib.contextmanager
+def temporary(root: Path | None = None) -> Iterator[Path]:
+    """A fresh directory in ``root`` (else where temporary files go) for as long as the block lasts. What kill -9 leaves
+    there goes when the next one is made."""
+    path = _owned(root or Path(tempfile.gettempdir()))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _owned(root: Path) -> Path:
+    collect(root)
+    me = os.getpid()
+    return Path(tempfile.mkdtemp(prefix=f"frognano-{me}-{_start_time(me)}-", dir=root))
 
 
 def collect(root: Path) -> list[Path]:

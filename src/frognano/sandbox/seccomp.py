@@ -71,6 +71,7 @@ def program(machine: str | None = None) -> bytes:
         raise ValueError(f"no seccomp filter for {machine}, only for x86_64 and aarch64")
     column = 0 if x86 else 1
     socket, socketpair, clone, clone3, ioctl = (41, 53, 56, 435, 16) if x86 else (198, 199, 220, 435, 29)
+    prlimit64 = 302 if x86 else 261
 
     code: list[tuple[int, int, int, int]] = []
 
@@ -108,6 +109,11 @@ def program(machine: str | None = None) -> bytes:
         skip_unless_equal(_AF_VSOCK, 1)
         ret(_ERRNO | errno.EAFNOSUPPORT)
         load(0)
+    skip_unless_equal(prlimit64, 4)  # of other processes: with a limit of CPU time the kernel would kill the resident
+    load(16)  # pid
+    code.append((0x15, 1, 0, 0))  # one's own
+    ret(_ERRNO | errno.EPERM)
+    load(0)
     skip_unless_equal(ioctl, 4)
     load(24)  # request
     skip_unless_equal(0x5412, 1)  # TIOCSTI types into a terminal

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from frognano.records import Environment, Lineage, Task
-from frognano.sandbox.base import Sandboxes
+from frognano.sandbox.base import Sandboxes, persistently
 from frognano.taskpilot.arrivals import Rejected
 from frognano.taskpilot.example import FailingExample, read_example
 from frognano.taskpilot.ladder import StatementRefused, Style, is_whole, ladder
@@ -111,15 +111,19 @@ class Workshop:
         repository, mutation = proposal.repository, proposal.mutation
         covering = repository.baseline.covering(mutation.file, mutation.line, mutation.line)
         candidate = Candidate(mutation.file, mutation.new_source, covering)
-        result = await validate(
-            candidate,
-            repository.snapshot,
-            repository.environment,
-            repository.venv,
-            self.sandboxes,
-            repository.baseline,
-            self.config,
-        )
+
+        async def once() -> Validated | validation.Rejected:
+            return await validate(
+                candidate,
+                repository.snapshot,
+                repository.environment,
+                repository.venv,
+                self.sandboxes,
+                repository.baseline,
+                self.config,
+            )
+
+        result = await persistently(once)
         if isinstance(result, validation.Rejected):
             return Rejected(proposal.id, result.reason.value, result.detail)
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import time
+from functools import partial
 from pathlib import Path
 
 from frognano.records import Environment, Outcome
 from frognano.records.base import Record
-from frognano.sandbox.base import BoxKilled, BoxSpec, Sandboxes
+from frognano.sandbox.base import BoxKilled, BoxSpec, Sandboxes, persistently
+from frognano.sandbox.scratch import temporary
 from frognano.tasks.environment import assert_checkout
 from frognano.tasks.errors import TaskError
 from frognano.tasks.snapshot import Snapshot, is_test_path
@@ -65,12 +66,13 @@ async def measure_baseline(
     place = cache / "baselines" / f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
     if place.exists():
         return Baseline.model_validate_json(await asyncio.to_thread(place.read_bytes))
-    await assert_checkout(snapshot, venv, sandboxes)
+    await persistently(partial(assert_checkout, snapshot, venv, sandboxes))
     start = time.monotonic()
     reports = []
     ids: list[str] | None = None
     for run in range(config.gold_runs + 1):
-        reports.append(await _clean_run(snapshot, environment, venv, sandboxes, config, run, ids))
+        clean = partial(_clean_run, snapshot, environment, venv, sandboxes, config, run, ids)
+        reports.append(await persistently(clean))
         ids = ids or [t for t, took in reports[0].durations.items() if took <= config.max_test_seconds]
         if not ids:
             break
@@ -79,9 +81,9 @@ async def measure_baseline(
         name, reason = next(iter(baseline.excluded.items()), ("", "no test was collected"))
         raise TaskError(f"repository {snapshot.repository.name}: no test passes on its clean tree; {name} {reason}")
     place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = place.with_suffix(f".{os.getpid()}")
-    fresh.write_text(baseline.model_dump_json())
-    fresh.replace(place)
+    with temporary(place.parent) as scratch:
+        (scratch / place.name).write_text(baseline.model_dump_json())
+        (scratch / place.name).replace(place)
     return baseline
 
 

@@ -15,12 +15,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from frognano.records import Environment, Origin
 from frognano.sandbox.base import BoxSpec, Sandboxes
+from frognano.sandbox.scratch import temporary
 from frognano.tasks.errors import TaskError
 from frognano.tasks.snapshot import Snapshot, publish
 from frognano.tasks.suite import RUNNER, run_probe
@@ -42,9 +42,9 @@ async def build_environment(snapshot: Snapshot, cache: Path) -> tuple[Environmen
         return environment, await restore_environment(environment, snapshot.origin, cache)
     lock, built = await asyncio.to_thread(_resolve, requirements, snapshot.origin, python, cache)
     environment = Environment(key=built.name, python=python, lock=lock)
-    fresh = alias.with_suffix(f".{os.getpid()}")
-    fresh.write_text(environment.model_dump_json())
-    fresh.replace(alias)
+    with temporary(alias.parent) as scratch:
+        (scratch / alias.name).write_text(environment.model_dump_json())
+        (scratch / alias.name).replace(alias)
     return environment, built
 
 
@@ -69,8 +69,8 @@ def _key(python: str, lock: Sequence[str], origin: Origin) -> str:
 def _resolve(requirements: Sequence[str], origin: Origin, python: str, cache: Path) -> tuple[tuple[str, ...], Path]:
     folder = cache / "environments"
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
-        venv = Path(scratch) / "venv"
+    with temporary(folder) as scratch:
+        venv = scratch / "venv"
         _uv(cache, "venv", "-q", "--relocatable", "--python", sys.executable, str(venv))
         _uv(cache, "pip", "install", "-q", "--python", str(venv / "bin/python"), "--compile-bytecode", *requirements)
         frozen = _uv(cache, "pip", "freeze", "--python", str(venv / "bin/python"))

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from frognano.sandbox.scratch import temporary
 from frognano.tasks.errors import TaskError
 
 RAW_ATTRIBUTES = "* -text -eol -crlf -filter -ident -working-tree-encoding\n"
@@ -87,9 +88,9 @@ def tree_id(root: Path) -> str:
 
 def make_patch(path: str, old: bytes, new: bytes) -> bytes:
     """The byte-exact patch that turns ``old`` into ``new`` at ``path``."""
-    with tempfile.TemporaryDirectory(prefix="frognano-patch-") as scratch:
+    with temporary() as scratch:
         for side, data in (("a", old), ("b", new)):
-            file = Path(scratch) / side / path
+            file = scratch / side / path
             file.parent.mkdir(parents=True)
             file.write_bytes(data)
         flags = (
@@ -101,7 +102,7 @@ def make_patch(path: str, old: bytes, new: bytes) -> bytes:
             "--no-textconv",
             "--no-color",
         )
-        return git("diff", *flags, f"a/{path}", f"b/{path}", cwd=Path(scratch), ok=(0, 1))
+        return git("diff", *flags, f"a/{path}", f"b/{path}", cwd=scratch, ok=(0, 1))
 
 
 def apply_patch(patch: bytes, root: Path) -> None:

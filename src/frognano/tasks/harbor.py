@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from frognano.records import Task
+from frognano.runs.files import write_atomically
 from frognano.tasks.errors import TaskError
 from frognano.tasks.suite import RUNNER, RUNNER_AT, plugins_of
 
@@ -93,9 +94,7 @@ def update_task(root: Path, task: Task) -> None:
     place = root / task.id
     read_task(place)
     for name, data in ((RECORD, _record(task)), ("instruction.md", task.statement.text.encode())):
-        with tempfile.NamedTemporaryFile(dir=place, delete=False) as file:
-            file.write(data)
-        Path(file.name).replace(place / name)
+        write_atomically(place / name, data)
 
 
 def _record(task: Task) -> bytes:

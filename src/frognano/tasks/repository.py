@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from frognano.errors import ConfigError
+from frognano.runs.recipe import explain, parse_toml
 from frognano.tasks.errors import TaskError
 
 
@@ -61,10 +62,18 @@ class RepositoryConfig(BaseModel):
 
 
 def load_repositories(file: Path | None = None) -> dict[str, RepositoryConfig]:
-    """The repositories of a TOML file, by name; without a file, the pool that comes with frognano."""
+    """The repositories of a TOML file, by name; without a file, the pool that comes with frognano. A ConfigError says what
+    is wrong with an entry."""
     text = (file or files("frognano.tasks") / "repositories.toml").read_text()
+    place = file or Path("repositories.toml")
+    entries = parse_toml(text, place).get("repository")
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise ConfigError(f"{place} is not a pool of repositories: it has no sections like [repository.NAME]")
+    return {name: _read(name, entry, place) for name, entry in entries.items()}
+
+
+def _read(name: str, entry: dict[str, Any], place: Path) -> RepositoryConfig:
     try:
-        entries = tomllib.loads(text)["repository"]
-        return {name: RepositoryConfig(name=name, **entry) for name, entry in entries.items()}
-    except (tomllib.TOMLDecodeError, KeyError, ValidationError) as error:
-        raise TaskError(f"{file or 'repositories.toml'} is not a pool of repositories: {error}") from error
+        return RepositoryConfig.model_validate({"name": name, **entry})
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(error, place, RepositoryConfig, within=f"repository.{name}"))) from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frognano.records import Origin
+from frognano.sandbox.scratch import temporary
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import git, tree_id
 from frognano.tasks.repository import RepositoryConfig
@@ -68,11 +69,11 @@ def _fetch(repository: RepositoryConfig, cache: Path) -> Snapshot:
         key = hashlib.sha256(f"1:{repository.source}:{pinned}".encode()).hexdigest()[:24]
         if (folder / key / "id").exists():
             return _checked(repository, folder / key)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as scratch:
-        fresh = Path(scratch) / "snapshot"
+    with temporary(folder) as scratch:
+        fresh = scratch / "snapshot"
         tree = fresh / "tree"
         tree.mkdir(parents=True)
-        {"sdist": _from_sdist, "path": _from_path, "git": _from_git}[repository.source](repository, tree, Path(scratch))
+        {"sdist": _from_sdist, "path": _from_path, "git": _from_git}[repository.source](repository, tree, scratch)
         _drop_junk(tree)
         (fresh / "id").write_text(tree_id(tree))
         if repository.source == "path":

@@ -8,7 +8,6 @@ byte for byte, which is asserted.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from frognano.records import Environment, Outcome, Validation
 from frognano.sandbox.base import REPO, BoxKilled, BoxSpec, Sandbox, Sandboxes
+from frognano.sandbox.scratch import temporary
 from frognano.tasks.baseline import Baseline
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import apply_patch, make_patch
@@ -196,8 +196,8 @@ def _sort_out(
 
 def _gold_patch(candidate: Candidate, clean: bytes) -> bytes:
     patch = make_patch(candidate.file, candidate.content, clean)
-    with tempfile.TemporaryDirectory(prefix="frognano-gold-") as scratch:
-        tree = Path(scratch) / "repo"
+    with temporary() as scratch:
+        tree = scratch / "repo"
         tree.mkdir()
         put(tree, candidate.file, candidate.content, 0o644)
         apply_patch(patch, tree)
