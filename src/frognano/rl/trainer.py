@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -14,13 +15,15 @@ from frognano.models.packed import Packed
 from frognano.models.scoring import Scores
 from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss
 from frognano.rl.groups import Group, split
-from frognano.rl.packing import micro_batches
+from frognano.rl.packing import micro_batches, static_prefix
 
 
 class Trainable(Protocol):
     """What the trainer needs of a policy; `LlamaPolicy` and `TransformersPolicy` are."""
 
     masters: dict[str, Tensor]
+
+    def sharing(self, prefix: list[int]) -> AbstractContextManager[None]: ...
 
     def score(self, packed: Packed, temperature: float) -> Scores: ...
 
@@ -75,20 +78,22 @@ class Trainer:
             return {**metrics, "stepped": 0.0, "train_seconds": time.monotonic() - started}
         entropy = value = diff = max_diff = max_rho = forward = 0.0
         dropped_pos = dropped_neg = 0
-        for batch in micro_batches(kept, self.config.micro_batch_tokens):
-            scores = self.policy.score(batch.packed, batch.temperature)
-            try:
-                loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
-            except NonFiniteRatio:
-                self.policy.gradients()  # or the part summed so far would slip into the next update
-                raise
-            loss.value.backward()
-            value += float(loss.value.detach())
-            entropy += float(scores.entropy.sum())
-            diff += loss.sum_abs_diff
-            max_diff, max_rho = max(max_diff, loss.max_abs_diff), max(max_rho, loss.max_rho)
-            dropped_pos, dropped_neg = dropped_pos + loss.dropped_pos, dropped_neg + loss.dropped_neg
-            forward += batch.packed.tokens
+        prefix = static_prefix(kept)
+        with self.policy.sharing(prefix):
+            for batch in micro_batches(kept, self.config.micro_batch_tokens):
+                scores = self.policy.score(batch.packed, batch.temperature)
+                try:
+                    loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
+                except NonFiniteRatio:
+                    self.policy.gradients()  # or the part summed so far would slip into the next update
+                    raise
+                loss.value.backward()
+                value += float(loss.value.detach())
+                entropy += float(scores.entropy.sum())
+                diff += loss.sum_abs_diff
+                max_diff, max_rho = max(max_diff, loss.max_abs_diff), max(max_rho, loss.max_rho)
+                dropped_pos, dropped_neg = dropped_pos + loss.dropped_pos, dropped_neg + loss.dropped_neg
+                forward += batch.packed.tokens - len(prefix)
         norm = self._step(self.policy.gradients())
         return {
             **metrics,
@@ -101,7 +106,7 @@ class Trainer:
             "masked_pos": dropped_pos / divisor,
             "masked_neg": dropped_neg / divisor,
             "grad_norm": norm,
-            "forward_tokens": forward,
+            "forward_tokens": forward + len(prefix),
             "train_seconds": time.monotonic() - started,
         }
 
