@@ -25,8 +25,10 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 @dataclass(frozen=True)
 class Grid:
-    """A padded grid [rows, length] over the tokens `which` of the N after the prefix; `bias` [rows, 1, R*length, keys] is 0 where
-    a token may look and -inf elsewhere."""
+    """A padded grid [rows, length] over the tokens `which` of the N after the prefix.
+
+    `bias` [rows, 1, R*length, keys] is 0 where a token may look and -inf elsewhere.
+    """
 
     which: slice
     cells: Tensor
