@@ -1,8 +1,8 @@
 """What all trajectories begin with, computed once: keys and values of the static prefix in every layer.
 
 No token of a prefix sees anything behind it, so its states are the same in every micro-batch of an update, and those of the
-frozen layers the same in every update. The gradient is that of computing it anew in each: micro-batches add up theirs by the keys and
-values, and one backward pass carries the sums through the prefix.
+frozen layers the same in every update. The gradient is that of computing it anew in each: micro-batches add up theirs by the
+keys and values, and one backward pass carries the sums through the prefix.
 """
 
 from __future__ import annotations
