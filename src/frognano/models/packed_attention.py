@@ -95,12 +95,14 @@ def packed_attention(places: Places, prefix_k: Tensor, prefix_v: Tensor, q: Tens
 
 def _fold(z: Tensor, kv: int) -> Tensor:
     """[b, T, H, ...] -> [b, K, R*T, ...]: the query heads of one key head stand one after another."""
-    return z.unflatten(2, (kv, -1)).movedim(1, 3).flatten(2, 3)
+    folded: Tensor = z.unflatten(2, (kv, -1)).movedim(1, 3).flatten(2, 3)
+    return folded
 
 
 def _unfold(z: Tensor, length: int) -> Tensor:
     """[b, K, R*T, ...] -> [b, T, H, ...]"""
-    return z.unflatten(2, (-1, length)).movedim(3, 1).flatten(2, 3)
+    unfolded: Tensor = z.unflatten(2, (-1, length)).movedim(3, 1).flatten(2, 3)
+    return unfolded
 
 
 class _PackedAttention(torch.autograd.Function):
