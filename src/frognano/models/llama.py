@@ -163,17 +163,21 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [N, H, E], k [N, K, E], v [N, K, E]) of the new tokens -> attention output [N, H*E]; writes its cache if it has one."""
 
 
-def block(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-    """One decoder block on N packed tokens. x: [N, D]; cos, sin: [N, 1, E]."""
+def heads(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q [N, H, E], k and v [N, K, E] of a block's input x [N, D], q and k rotated by cos, sin [N, 1, E]."""
     c = config
     rows = [c.heads * c.head_width, c.kv_heads * c.head_width, c.kv_heads * c.head_width]
     h = linear(rms_norm(x, layer["norm1"], c.eps), layer["qkv"], layer.get("qkv_bias"))
-    q, k, v = h.split(rows, -1)
-    q, k, v = (z.unflatten(-1, (-1, c.head_width)) for z in (q, k, v))
+    q, k, v = (z.unflatten(-1, (-1, c.head_width)) for z in h.split(rows, -1))
     if "q_norm" in layer:
         q, k = rms_norm(q, layer["q_norm"], c.eps), rms_norm(k, layer["k_norm"], c.eps)
-    x = x + linear(attend(rotate(q, cos, sin), rotate(k, cos, sin), v), layer["out"])
-    gate, up = linear(rms_norm(x, layer["norm2"], c.eps), layer["gate_up"]).chunk(2, -1)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def block(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    """One decoder block on N packed tokens. x: [N, D]; cos, sin: [N, 1, E]."""
+    x = x + linear(attend(*heads(config, layer, x, cos, sin)), layer["out"])
+    gate, up = linear(rms_norm(x, layer["norm2"], config.eps), layer["gate_up"]).chunk(2, -1)
     return x + linear(F.silu(gate) * up, layer["down"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from frognano.models.causal_lm import check_checkpoint
 from frognano.models.engine import TorchEngine
 from frognano.models.llama import FAMILY, LlamaConfig, LlamaWeights
 from frognano.models.packed import Layout, Packed
+from frognano.models.prefix import PrefixCache
 from frognano.models.scoring import Scores, head_scores, hidden_states
 from frognano.models.shards import ShardedEngine
 from frognano.models.trained import TrainedTensors
@@ -69,11 +71,17 @@ class LlamaPolicy(TrainedTensors):
             if self.weights.head is not self.weights.embedding:
                 work["head"] = self.weights.head
         super().__init__(work)
+        self._prefix = PrefixCache(self.weights, max(0, self.frozen_layers))
+
+    def sharing(self, prefix: list[int]) -> AbstractContextManager[None]:
+        """Inside, what is scored on this prefix shares its states; their backward pass runs at the end."""
+        return self._prefix.sharing(prefix)
 
     def score(self, packed: Packed, temperature: float) -> Scores:
         """log p of every target under the current weights, at the sampling temperature."""
         layout = Layout.of(packed)
-        hidden = hidden_states(self.weights, packed, layout, max(0, self.frozen_layers))
+        states = self._prefix.states(packed.prefix)
+        hidden = hidden_states(self.weights, packed, layout, max(0, self.frozen_layers), states)
         return head_scores(hidden, self.weights.head, layout.targets, temperature)
 
     def save_pretrained(self, folder: Path) -> None:

@@ -6,6 +6,7 @@ Logits exist for a chunk of targets at a time only, so that a long batch never h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from frognano.models.attention import attention, grid
 from frognano.models.linear import linear
 from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table
 from frognano.models.packed import Layout, Packed
+from frognano.models.packed_attention import Places, packed_attention
+from frognano.models.prefix import PrefixStates, prefix_states
 
 
 @dataclass(frozen=True)
@@ -27,41 +29,25 @@ class Scores:
     entropy: Tensor
 
 
-def hidden_states(weights: LlamaWeights, packed: Packed, layout: Layout, frozen_layers: int) -> Tensor:
-    """Normalised hidden state of each token that predicts a target, [targets, D]. The lowest layers take no gradient."""
-    c, p, g = weights.config, len(packed.prefix), len(packed.prompts)
-    n_prompt, b = len(layout.prompt_cells), len(layout.row_group)
-    t_prompt, t_row = layout.prompt_mask.shape[1], layout.row_mask.shape[1]
+def hidden_states(
+    weights: LlamaWeights, packed: Packed, layout: Layout, frozen_layers: int, prefix: PrefixStates | None = None
+) -> Tensor:
+    """Normalised hidden state of each token that predicts a target, [targets, D]. The lowest layers take no gradient.
+
+    `prefix`: the states of `packed.prefix`, where they are shared with other micro-batches; without it they are computed.
+    """
+    c, p, grad = weights.config, len(packed.prefix), torch.is_grad_enabled()
+    if prefix is None:
+        prefix = prefix_states(weights, packed.prefix, frozen_layers)
     cos, sin = rope_table(c, int(layout.positions.max()) + 1, weights.embedding.dtype)
-    cos, sin = cos[layout.positions][:, None], sin[layout.positions][:, None]
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = q.unflatten(1, (c.kv_heads, -1))
-        out = []
-        prefix_k, prefix_v = k[:p], v[:p]
-        if p:
-            see = torch.ones(p, p, dtype=torch.bool).tril()[None]
-            out.append(attention(q[None, :p], prefix_k[None], prefix_v[None], see)[0])
-        prompts, rows = slice(p, p + n_prompt), slice(p + n_prompt, None)
-        kp = grid(k[prompts], layout.prompt_cells, g, t_prompt)
-        vp = grid(v[prompts], layout.prompt_cells, g, t_prompt)
-        qp = grid(q[prompts], layout.prompt_cells, g, t_prompt)
-        kg = torch.cat([prefix_k.expand(g, -1, -1, -1), kp], 1)
-        vg = torch.cat([prefix_v.expand(g, -1, -1, -1), vp], 1)
-        out.append(attention(qp, kg, vg, layout.prompt_mask).flatten(0, 1)[layout.prompt_cells])
-        if t_row:
-            kr = torch.cat([kg[layout.row_group], grid(k[rows], layout.row_cells, b, t_row)], 1)
-            vr = torch.cat([vg[layout.row_group], grid(v[rows], layout.row_cells, b, t_row)], 1)
-            qr = grid(q[rows], layout.row_cells, b, t_row)
-            out.append(attention(qr, kr, vr, layout.row_mask).flatten(0, 1)[layout.row_cells])
-        return torch.cat(out)
-
-    with torch.set_grad_enabled(torch.is_grad_enabled() and frozen_layers == 0):
-        x = F.embedding(layout.ids, weights.embedding)
-    for i, layer in enumerate(weights.layers):
-        with torch.set_grad_enabled(torch.is_grad_enabled() and i >= frozen_layers):
-            x = block(c, layer, x, cos, sin, attend)
-    return rms_norm(x[layout.sources], weights.norm, c.eps)
+    cos, sin = cos[layout.positions[p:]][:, None], sin[layout.positions[p:]][:, None]
+    places = Places.of(layout, p, c.heads // c.kv_heads, weights.embedding.dtype)
+    with torch.set_grad_enabled(grad and frozen_layers == 0):
+        x = F.embedding(layout.ids[p:], weights.embedding)
+    for i, (layer, k, v) in enumerate(zip(weights.layers, prefix.keys, prefix.values, strict=True)):
+        with torch.set_grad_enabled(grad and i >= frozen_layers):
+            x = block(c, layer, x, cos, sin, partial(packed_attention, places, k, v))
+    return rms_norm(x[layout.sources - p], weights.norm, c.eps)
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -78,11 +64,14 @@ class _FrozenHead(torch.autograd.Function):
         logp, entropy, slope = [], [], torch.empty_like(hidden)
         for i in range(0, len(targets), chunk):
             part = slice(i, i + chunk)
-            logits = linear(hidden[part], head).float() / temperature
-            logs = logits - logits.logsumexp(-1, keepdim=True)
+            logs = (
+                linear(hidden[part], head).float().div_(temperature)
+            )  # in place: each of these is as large as the chunk
+            logs -= logs.logsumexp(-1, keepdim=True)
             probability = logs.exp()
             logp.append(logs.gather(1, targets[part, None])[:, 0])
-            entropy.append(-(probability * logs).sum(-1))
+            entropy.append(-torch.linalg.vecdot(probability, logs))
+            del logs
             slope[part] = (head[targets[part]] - linear(probability.to(head.dtype), head.T)) / temperature
         ctx.save_for_backward(slope)
         joined = torch.cat(entropy) if entropy else hidden.new_zeros(0).float()
@@ -95,7 +84,7 @@ class _FrozenHead(torch.autograd.Function):
         return (grad_logp[:, None] * slope).to(slope.dtype), None, None, None, None
 
 
-def head_scores(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk: int = 512) -> Scores:
+def head_scores(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk: int = 256) -> Scores:
     """Scores of targets [n] given hidden states [n, D] and the output matrix [V, D], never holding [n, V]."""
     if not head.requires_grad:
         logp, entropy = _FrozenHead.apply(hidden, head, targets, temperature, chunk)  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -56,6 +57,10 @@ class TransformersPolicy(TrainedTensors):
         model.requires_grad_(False)
         self.lm = CausalLM(model, str(path))
         super().__init__(dict(self.lm.trained(trainable_layers)))
+
+    def sharing(self, prefix: list[int]) -> AbstractContextManager[None]:
+        """Nothing is shared: transformers' forward takes whole rows."""
+        return nullcontext()
 
     def score(self, packed: Packed, temperature: float) -> Scores:
         """log p of every target under the current weights, at the sampling temperature."""

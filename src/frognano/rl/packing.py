@@ -24,20 +24,31 @@ class MicroBatch:
 
 
 def micro_batches(groups: Sequence[Group], max_tokens: int) -> Iterator[MicroBatch]:
-    """Groups of like length together, at most `max_tokens` in a forward (a single larger group still goes whole)."""
+    """Groups of like length together, at most `max_tokens` in a forward (a single larger group still goes whole).
+
+    All have the prefix that `static_prefix` gives, so that its states can be shared.
+    """
+    shared = len(static_prefix(groups))
     order = sorted(groups, key=lambda g: max(len(s.response_ids) for s in g.samples))
     batch: list[Group] = []
     for group in order:
-        if batch and pack([*batch, group]).packed.tokens > max_tokens:
-            yield pack(batch)
+        if batch and pack([*batch, group], shared).packed.tokens > max_tokens:
+            yield pack(batch, shared)
             batch = []
         batch.append(group)
     if batch:
-        yield pack(batch)
+        yield pack(batch, shared)
 
 
-def pack(groups: Sequence[Group]) -> MicroBatch:
-    """Samples with one prompt share it; what all prompts begin with is held once. One temperature for all."""
+def static_prefix(groups: Sequence[Group]) -> list[int]:
+    """What the prompts of all groups begin with, short of the whole of any of them."""
+    prompts = list({s.prompt_ids for g in groups for s in g.samples})
+    return list(prompts[0][: common_prefix(prompts)]) if prompts else []
+
+
+def pack(groups: Sequence[Group], shared: int | None = None) -> MicroBatch:
+    """Samples with one prompt share it; the first `shared` tokens, by default all that the prompts begin with, are held once.
+    One temperature for all."""
     by_prompt: dict[tuple[int, ...], list[tuple[Sample, float]]] = {}
     for group in groups:
         for sample, advantage in zip(group.samples, advantages(group), strict=True):
@@ -45,7 +56,7 @@ def pack(groups: Sequence[Group]) -> MicroBatch:
     temperatures = {s.temperature for rows in by_prompt.values() for s, _ in rows}
     if len(temperatures) != 1:
         raise ValueError(f"samples of different temperatures in one batch: {sorted(temperatures)}")
-    shared = common_prefix(list(by_prompt))
+    shared = common_prefix(list(by_prompt)) if shared is None else shared
     logq: list[float] = []
     advantage_of: list[float] = []
     for rows in by_prompt.values():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 import torch
@@ -16,7 +16,7 @@ from frognano.models.packed import Packed
 from frognano.models.scoring import Scores
 from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss
 from frognano.rl.groups import Group, split
-from frognano.rl.packing import micro_batches
+from frognano.rl.packing import micro_batches, static_prefix
 from frognano.stopwatch import Stopwatch
 
 
@@ -24,6 +24,8 @@ class Trainable(Protocol):
     """What the trainer needs of a policy; `LlamaPolicy` and `TransformersPolicy` are."""
 
     masters: dict[str, Tensor]
+
+    def sharing(self, prefix: list[int]) -> AbstractContextManager[None]: ...
 
     def score(self, packed: Packed, temperature: float) -> Scores: ...
 
@@ -81,22 +83,24 @@ class Trainer:
             return {**metrics, "stepped": 0.0, "train_seconds": time.monotonic() - started}
         entropy = value = diff = max_diff = max_rho = forward = 0.0
         dropped_pos = dropped_neg = 0
-        for batch in micro_batches(kept, self.config.micro_batch_tokens):
-            with self._timed("forward"):
-                scores = self.policy.score(batch.packed, batch.temperature)
-                try:
-                    loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
-                except NonFiniteRatio:
-                    self.policy.gradients()  # or the part summed so far would slip into the next update
-                    raise
-            with self._timed("backward"):
-                loss.value.backward()
-            value += float(loss.value.detach())
-            entropy += float(scores.entropy.sum())
-            diff += loss.sum_abs_diff
-            max_diff, max_rho = max(max_diff, loss.max_abs_diff), max(max_rho, loss.max_rho)
-            dropped_pos, dropped_neg = dropped_pos + loss.dropped_pos, dropped_neg + loss.dropped_neg
-            forward += batch.packed.tokens
+        prefix = static_prefix(kept)
+        with self._sharing(prefix):
+            for batch in micro_batches(kept, self.config.micro_batch_tokens):
+                with self._timed("forward"):
+                    scores = self.policy.score(batch.packed, batch.temperature)
+                    try:
+                        loss = dppo_loss(scores.logp, batch.logq, batch.advantage, divisor, self.dppo.delta)
+                    except NonFiniteRatio:
+                        self.policy.gradients()  # or the part summed so far would slip into the next update
+                        raise
+                with self._timed("backward"):
+                    loss.value.backward()
+                value += float(loss.value.detach())
+                entropy += float(scores.entropy.sum())
+                diff += loss.sum_abs_diff
+                max_diff, max_rho = max(max_diff, loss.max_abs_diff), max(max_rho, loss.max_rho)
+                dropped_pos, dropped_neg = dropped_pos + loss.dropped_pos, dropped_neg + loss.dropped_neg
+                forward += batch.packed.tokens - len(prefix)
         norm = self._step(self.policy.gradients())
         return {
             **metrics,
@@ -109,12 +113,22 @@ class Trainer:
             "masked_pos": dropped_pos / divisor,
             "masked_neg": dropped_neg / divisor,
             "grad_norm": norm,
-            "forward_tokens": forward,
+            "forward_tokens": forward + len(prefix),
             "train_seconds": time.monotonic() - started,
         }
 
     def _timed(self, stage: str) -> AbstractContextManager[None]:
         return self.watches[stage].running(time.process_time)
+
+    @contextmanager
+    def _sharing(self, prefix: list[int]) -> Iterator[None]:
+        """The prefix is computed when this is entered and its gradient when it is left."""
+        with ExitStack() as stack:
+            with self._timed("forward"):
+                stack.enter_context(self.policy.sharing(prefix))
+            yield
+            with self._timed("backward"):
+                stack.close()
 
     def _step(self, gradients: dict[str, Tensor]) -> float:
         with self._timed("optimizer"):
