@@ -105,15 +105,17 @@ def check(engines: list[Engine], load: Workload, model: Path) -> dict[str, dict[
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)
     reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     found = {}
-    prompts = load.prompts[:8]
+    prompts = load.prompts[:3]
     for engine in engines:
         answer, _ = engine.ask(prompts, 24, seed=1, logprobs=True)
         gaps = []
         for prompt, ids, logprobs in zip(prompts, answer["ids"], answer["logprobs"], strict=True):
             with torch.no_grad():
-                logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+                out = reference(torch.tensor([prompt + ids]), logits_to_keep=len(ids) + 1)
+                logits = out.logits[0, :-1] / TEMPERATURE
             p = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
             gaps += (p - torch.tensor(logprobs)).abs().tolist()
         found[engine.name] = {"mean": statistics.fmean(gaps), "max": max(gaps), "tokens": len(gaps)}
@@ -132,15 +134,19 @@ def measure(
         for number in range(rounds):
             turn = number % len(engines)
             for engine in engines[turn:] + engines[:turn]:
-                _, one = engine.ask(load.prompts[:n], 1, seed=number)
-                _, full = engine.ask(load.prompts[:n], tokens, seed=number)
+                answer, spent = engine.ask(load.prompts[:n], tokens, seed=number)
+                decode = answer["decode"]
+                if decode is None:
+                    _, one = engine.ask(load.prompts[:n], 1, seed=number)
+                    decode = [n * (tokens - 1), spent - one]
                 result = {
                     "engine": engine.name,
                     "rows": n,
                     "round": number,
-                    "tokens": tokens,
-                    "cpu_one": one,
-                    "cpu_full": full,
+                    "tokens": n * tokens,
+                    "cpu": spent,
+                    "decode_tokens": decode[0],
+                    "decode_cpu": decode[1],
                 }
                 print(json.dumps(result), file=sys.stderr, flush=True)
                 yield result
