@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from frognano.models import linear as module
-from frognano.models.linear import linear
+from frognano.models.linear import laid_out, linear
 
 
 @pytest.fixture(autouse=True, params=[True, False])
@@ -33,6 +33,25 @@ def test_input_that_is_not_laid_out_in_order_is_misread() -> None:
     x, weight = torch.randn(8, 20)[:, ::2], torch.randn(10, 6).T
     with torch.no_grad():
         torch.testing.assert_close(linear(x, weight), F.linear(x, weight))
+
+
+def test_layout_changes_values_or_gradient() -> None:
+    """Columns first: the same matrix, whoever multiplies, and a gradient that the optimizer can add to it."""
+    x, weight = torch.randn(5, 7), torch.randn(11, 7)
+    moved = laid_out(weight)
+    assert torch.equal(moved, weight)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(x, moved), F.linear(x, weight), rtol=1e-5, atol=1e-5)
+    moved.requires_grad_(True)
+    linear(x, moved).sum().backward()
+    torch.testing.assert_close(moved.grad, x.sum(0).expand(11, 7))
+    assert moved.grad is not None
+    assert moved.grad.stride() == moved.stride()
+
+
+def test_layout_copies_what_would_not_gain() -> None:
+    for weight in (torch.randn(4, 3).bfloat16(), torch.randn(4, 3).double()):
+        assert laid_out(weight) is weight
 
 
 def test_gradient_is_lost() -> None:

@@ -15,7 +15,7 @@ from frognano.models.kv import (
     attend_shared,
     read_shared,
 )
-from frognano.models.linear import linear
+from frognano.models.linear import laid_out, linear
 from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table, softmax_over_segments
 
 
@@ -24,6 +24,7 @@ class Decoder:
 
     def __init__(self, weights: LlamaWeights) -> None:
         self.weights = weights
+        self._head = laid_out(weights.head.detach())
         c, dtype = weights.config, weights.embedding.dtype
         self.prefix = PrefixMemory(weights, [])
         self.group = GroupMemory(c, dtype)
@@ -49,7 +50,7 @@ class Decoder:
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, V], fp32."""
-        return linear(hidden, self.weights.head).float()
+        return linear(hidden, self._head).float()
 
     @torch.no_grad()
     def add_groups(self, prompts: list[list[int]], seen: list[bool]) -> Tensor:
@@ -102,6 +103,7 @@ class Decoder:
             cells.append(place[self.groups[r]] * m + taken[self.groups[r]])
             taken[self.groups[r]] += 1
         cell = torch.tensor(cells)
+        in_order = cells == list(range(g * m))  # nothing to move into the grid or out of it
         group_mask = self.group.mask()[chosen]
         last_key = own_before[:, None] + step  # [A, T]: the last own key each query may see
         own_mask = torch.where(torch.arange(width) <= last_key[..., None], 0.0, NEVER).to(x.dtype)[:, None, None]
@@ -122,6 +124,16 @@ class Decoder:
         def spread(z: Tensor) -> Tensor:
             return z.new_zeros(slots, *z.shape[1:]).index_copy(0, index, z) if dense else z
 
+        def to_grid(z: Tensor) -> Tensor:
+            """[A, K, R*T, ·] -> [G, K, M*R*T, ·]."""
+            z = z if in_order else z.new_zeros(g * m, *z.shape[1:]).index_copy(0, cell, z)
+            return z.unflatten(0, (g, m)).transpose(1, 2).flatten(2, 3)
+
+        def from_grid(z: Tensor) -> Tensor:
+            """The way back."""
+            z = z.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)
+            return z if in_order else z[cell]
+
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             i = layer_number
             keys, values = self.row.keys[i], self.row.values[i]
@@ -139,21 +151,14 @@ class Decoder:
             own = spread(q) @ keys.transpose(-1, -2)
             own = (own[index] if dense else own).unflatten(2, (shared_by, length)) + own_mask
             scores = [own.flatten(2, 3)]
-            grid = q.new_zeros(g * m, *q.shape[1:]).index_copy(0, cell, q)
-            grid = grid.view(g, m, c.kv_heads, -1, c.head_width).transpose(1, 2).flatten(2, 3)  # [G, K, M*R*T, E]
-            shared = grid @ self.group.keys(i)[chosen].transpose(-1, -2) + group_mask
-            shared = shared.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]
-            scores.append(shared)
+            scores.append(from_grid(to_grid(q) @ self.group.keys(i)[chosen].transpose(-1, -2) + group_mask))
             if self.prefix.ids:
                 s = attend_shared(q, self.prefix.keys[i])
                 scores.append(s if prefix_mask is None else s + prefix_mask)
             p = softmax_over_segments(scores, c.head_width)
             out = spread(p[0]) @ values
             out = out[index] if dense else out
-            weights = p[1].new_zeros(g * m, *p[1].shape[1:]).index_copy(0, cell, p[1])
-            weights = weights.view(g, m, c.kv_heads, shared_by * length, -1).transpose(1, 2).flatten(2, 3)
-            read = weights @ self.group.values(i)[chosen]
-            out = out + read.unflatten(2, (m, -1)).transpose(1, 2).flatten(0, 1)[cell]  # [A, K, R*T, E]
+            out = out + from_grid(to_grid(p[1]) @ self.group.values(i)[chosen])  # [A, K, R*T, E]
             if self.prefix.ids:
                 out = out + read_shared(p[2], self.prefix.values[i])
             by_token: Tensor = out.view(n, c.kv_heads, shared_by, length, -1).permute(0, 3, 1, 2, 4)

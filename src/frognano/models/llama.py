@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frognano.models.linear import linear
+from frognano.models.linear import laid_out, linear
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """Values of a transformers config's `model_type` that this decoder computes."""
@@ -108,7 +108,7 @@ class LlamaWeights:
                     get(p + "self_attn.q_norm.weight"),
                     get(p + "self_attn.k_norm.weight"),
                 )
-            layers.append(layer)
+            layers.append({k: laid_out(v) if v.ndim == 2 else v for k, v in layer.items()})
         embedding = get("model.embed_tokens.weight")
         head = embedding if config.tied else get("lm_head.weight")
         return cls(config, embedding, head, get("model.norm.weight"), layers)
@@ -182,8 +182,10 @@ def block(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor
 
 
 def softmax_over_segments(scores: list[Tensor], head_width: int) -> list[Tensor]:
-    """One softmax (in fp32) over the concatenated scores [..., T_i], split back to the segments, in the scores' dtype."""
+    """One softmax (in fp32) over the concatenated scores [..., T_i], split back to the segments, in the scores' dtype.
+
+    Overwrites the scores; without gradient."""
     widths = [s.shape[-1] for s in scores]
     joint = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
-    p = torch.softmax(joint.float() / math.sqrt(head_width), -1).to(joint.dtype)
+    p = torch.softmax(joint.float().div_(math.sqrt(head_width)), -1).to(joint.dtype)
     return list(p.split(widths, -1))

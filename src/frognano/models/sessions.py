@@ -194,7 +194,8 @@ class Sessions:
         cumulative = logp.exp().cumsum(-1)
         u = torch.tensor([[self._sessions[n].rng.random()] for n in names])
         tokens = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_max(logp.shape[-1] - 1)[:, 0]
-        tokens = torch.where(greedy, logp.argmax(-1), tokens)
+        if greedy.any():
+            tokens = torch.where(greedy, logp.argmax(-1), tokens)
         chosen: list[float] = logp.gather(1, tokens[:, None])[:, 0].masked_fill(greedy, 0.0).tolist()
         if not all(map(math.isfinite, chosen)):
             raise RuntimeError("the model gave log-probs that are not finite: its weights are broken")
