@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from frognano.records import Task
+from frognano.tasks.bytecode import bytecode
 from frognano.tasks.environment import restore_environment
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import commit_tree
@@ -39,6 +40,10 @@ class Trees:
 
     async def environment(self, task: Task) -> Path:
         return await restore_environment(task.environment, task.origin, self.cache)
+
+    async def bytecode(self, task: Task) -> dict[str, Path]:
+        """What a box needs beside the task to load its clean files without compiling them; empty when it is not there."""
+        return bytecode(task.origin.tree, task.environment.key, self.cache)
 
     async def hidden(self, task: Task) -> dict[str, bytes]:
         """The hidden test files by path."""
