@@ -72,5 +72,5 @@ class Bench:
         async with AsyncExitStack() as stack:
             box = await stack.enter_async_context(self.sandboxes.open(spec))
             await prefork(box, 1)  # the workspace as it is now is what it must be again
-            open_box = _Open(spec, box, stack.pop_all())
-        return open_box
+            stack = stack.pop_all()
+        return _Open(spec, box, stack)

@@ -108,6 +108,8 @@ class RunSettings:
     coverage: bool = False
     changed: tuple[str, ...] = ()
     """Source files that differ from the clean tree: compiled once for all runs."""
+    compiled: str = ""
+    """A file in the box with the code of the one changed file, where the host has compiled it. Never for a grade."""
     while_passing: bool = False
     """Each run only if every test of the one before passed. A run that was not done is not complete."""
     sweep: bool = False
@@ -138,6 +140,7 @@ async def run_suites(
         "cpu_seconds": settings.cpu_seconds,
         "pycache": f"/tmp/pycache-{name}",
         "changed": list(settings.changed),
+        "compiled": settings.compiled,
         "while_passing": settings.while_passing,
         "sweep": settings.sweep,
     }

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import marshal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import CodeType
 
 from frognano.records import Environment, Outcome, Validation
 from frognano.sandbox.base import REPO, BoxKilled, BoxSpec, Sandbox, Sandboxes
@@ -48,6 +51,9 @@ class Reason(StrEnum):
 
 _UNCLEAN = (Reason.TIMEOUT, Reason.KILLED, Reason.TAMPERED)
 """After these no box is used again."""
+
+
+_COMPILED = "/tmp/compiled"
 
 
 @dataclass(frozen=True)
@@ -108,13 +114,13 @@ async def validate(
     if not covering:
         return Rejected(Reason.UNCOVERED, "no stable test runs the changed lines")
     try:
-        compile(candidate.content, candidate.file, "exec", dont_inherit=True)
+        code = compile(candidate.content, f"{REPO}/{candidate.file}", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return Rejected(Reason.BREAKS_IMPORT, f"{candidate.file}: {error}")
     beside = tuple(t for t in baseline.touching(candidate.file) if t not in set(covering))
     more = beside[: max(0, config.max_p2p - len(covering))]
     usual = sum(baseline.durations.get(t, 0.0) for t in covering)
-    runs = _Runs(candidate, covering, more, usual, len(baseline.ids), config, plugins_of(environment))
+    runs = _Runs(candidate, covering, more, usual, len(baseline.ids), config, plugins_of(environment), code)
     spec = BoxSpec(snapshot.root, venv, config.limits, {**RUNNER, **(bound or {})})
     reports = None
     if bench is not None:
@@ -168,10 +174,12 @@ class _Runs:
     suite: int
     config: ValidationConfig
     plugins: tuple[str, ...]
+    code: CodeType
 
     async def all(self, box: Sandbox, forked: bool) -> list[SuiteReport] | Rejected:
         """The covering tests once, briefly; when that speaks for the bug, them and the others in all other runs."""
         await box.write_bytes(f"{REPO}/{self.candidate.file}", self.candidate.content)
+        await box.write_bytes(_COMPILED, MAGIC_NUMBER + marshal.dumps(self.code))
         brief = min(self.config.cpu_seconds, 6.0 + 5.0 * self.usual)  # an endless loop shows here, and soon
         [first] = await self._run(box, [self.covering], brief, forked)
         if rejected := _early(first, self.covering, self.suite, self.config):
@@ -192,6 +200,7 @@ class _Runs:
             hash_seed=len(groups),  # another one in the later runs
             plugins=self.plugins,
             changed=(self.candidate.file,),
+            compiled=_COMPILED,
             forked=forked,
         )
         return await run_suites(box, groups, settings)

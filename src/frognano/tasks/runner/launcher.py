@@ -122,8 +122,10 @@ def handle(request: dict[str, Any]) -> None:
         import coverage  # noqa: F401
     loaders = ours["loaders"]
     known = loaders.Known()
-    for name in request["changed"]:
-        known.compile(os.path.join(REPO, name))
+    changed = [os.path.join(REPO, name) for name in request["changed"]]
+    if not (request["compiled"] and known.take(changed[0], request["compiled"])):
+        for path in changed:
+            known.compile(path)
     loaders.install(tuple(os.path.abspath(p) for p in sys.path if os.path.isdir(p)), known)
     sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
     sys.path[:0] = paths

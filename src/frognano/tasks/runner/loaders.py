@@ -12,6 +12,7 @@ import importlib.machinery as machinery
 import marshal
 import os
 import sys
+from importlib.util import MAGIC_NUMBER
 from types import CodeType
 from typing import Any
 
@@ -43,6 +44,14 @@ class Known:
             return None
         assert isinstance(code, CodeType)
         return code
+
+    def take(self, path: str, compiled: str) -> bool:
+        """Believe that the file ``compiled`` holds the code of what ``path`` holds now; False where it cannot be read."""
+        with open(path, "rb") as source, open(compiled, "rb") as code:
+            magic = code.read(len(MAGIC_NUMBER))
+            if magic == MAGIC_NUMBER:
+                self.fresh[key(PLAIN, path, source.read())] = marshal.load(code)
+        return magic == MAGIC_NUMBER
 
     def compile(self, path: str) -> None:
         """Compile a changed file once for all runs that follow; what does not compile is left to them."""

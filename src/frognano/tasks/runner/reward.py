@@ -16,7 +16,12 @@ def passes(ids: list[str], plugins: list[str], good: tuple[str, ...]) -> bool:
     request = {
         "runs": [{"nonce": nonce, "report": report, "ids": ids, "files": files}],
         **{"plugins": plugins, "coverage": False, "cpu_seconds": 300, "pycache": f"/tmp/pycache-{name}"},
-        **{"changed": [], "while_passing": False, "sweep": False},  # a sweep would end whatever else runs here
+        **{
+            "changed": [],
+            "compiled": "",
+            "while_passing": False,
+            "sweep": False,
+        },  # a sweep would end whatever else runs here
     }
     env = {"PATH": os.environ["PATH"], "HOME": "/tmp", "TZ": "UTC", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
