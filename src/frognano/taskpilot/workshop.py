@@ -71,7 +71,8 @@ class Workshop:
     ) -> None:
         self.root, self.cache, self.sandboxes = root, cache, sandboxes
         self.config, self.style, self.secret = config, style, secret
-        self.bench = Bench(sandboxes)
+        self.bench: Bench | None = Bench(sandboxes)
+        """None: each candidate has a box of its own."""
         for left in (*root.glob(".new-*"), *root.glob(".tree-*")):  # by a process that was killed: a run has one writer
             shutil.rmtree(left, ignore_errors=True)
 
@@ -85,7 +86,8 @@ class Workshop:
 
     async def close(self) -> None:
         """Close the boxes that wait for further candidates. More candidates may come: they open new ones."""
-        await self.bench.close()
+        if self.bench is not None:
+            await self.bench.close()
 
     def proposals(
         self, repositories: Sequence[Prepared], part: Part, valid_share: float, seed: int, config: MutationConfig
