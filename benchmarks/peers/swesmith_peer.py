@@ -1,6 +1,6 @@
 """What of SWE-smith runs in its own environment: its generator, and its verdict on two logs. JSON on stdout.
 
-python swesmith_peer.py generate PROFILE TREE COUNT SEED    its `bug_gen.procedural.generate.main`, interleaved, on a copy of TREE
+python swesmith_peer.py generate PROFILE TREE COUNT SEED    its `bug_gen.procedural.generate.main` on a copy of TREE
 python swesmith_peer.py judge PROFILE FOLDER                its `get_valid_report` of FOLDER/<n>.bug against FOLDER/clean
 """
 
