@@ -111,15 +111,22 @@ class Tree:
                 yield path, s
 
 
-def empty(folder: str) -> None:
-    """Remove all that a folder holds; what another has made unreadable too."""
-    for entry in os.scandir(folder):
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, 0o700)
-            empty(entry.path)
-            os.rmdir(entry.path)
-        else:
+def empty(folder: str) -> bool:
+    """Remove all that a folder holds, but what is mounted in it and the way there; whether it is empty now."""
+    device, all_gone = os.lstat(folder).st_dev, True
+    for entry in list(os.scandir(folder)):
+        if entry.stat(follow_symlinks=False).st_dev != device:
+            all_gone = False
+        elif not entry.is_dir(follow_symlinks=False):
             os.unlink(entry.path)
+        else:
+            os.chmod(entry.path, 0o700)
+            if empty(entry.path):
+                os.rmdir(entry.path)
+            else:
+                os.chmod(entry.path, 0o755)
+                all_gone = False
+    return all_gone
 
 
 def _read_file(path: str) -> bytes:
