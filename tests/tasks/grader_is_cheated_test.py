@@ -65,6 +65,29 @@ atexit.register(print, "tests/test_calc.py::test_below PASSED\\n===== 30 passed 
 """
 )
 LEAVES = BUG.replace('"""Arithmetic."""', "import os\nos._exit(0)")
+WRITER = (
+    BUG
+    + """
+import os, sys
+if not os.fork():  # stays when the test run ends, and writes over what was reported
+    os.setsid()
+    import glob, json, time
+    for _ in range(2000):
+        for name in glob.glob("/tmp/report-*.jsonl"):
+            try:
+                lines = [json.loads(line) for line in open(name)]
+                if not lines or lines[-1]["kind"] != "end":
+                    continue
+                for line in lines:
+                    if line["kind"] == "test":
+                        line["outcome"], line["failure"] = "passed", None
+                open(name, "w").write("".join(json.dumps(line) + chr(10) for line in lines))
+            except (OSError, ValueError):
+                pass
+        time.sleep(0.001)
+    os._exit(0)
+"""
+)
 PLANTED = {"tests/test_calc.py": "def test_below(): pass\n", "tests/test_calc/__init__.py": ""}
 
 CHEATS: dict[str, tuple[dict[str, str | None], Status]] = {
@@ -85,6 +108,7 @@ CHEATS: dict[str, tuple[dict[str, str | None], Status]] = {
     "forged output": ({"calc.py": FORGED}, Status.NOT_RESOLVED),
     "os._exit(0)": ({"calc.py": LEAVES}, Status.NOT_RESOLVED),
     "rewritten outcomes": ({"calc.py": REWRITE}, Status.TAMPERED),
+    "a background writer": ({"calc.py": WRITER}, Status.NOT_RESOLVED),
     "a planted test file": (PLANTED, Status.NOT_RESOLVED),
     "weakened tests": ({"tests/test_other.py": "def test_other(): pass\n"}, Status.NOT_RESOLVED),
     "deleted tests": ({"tests/test_other.py": None}, Status.NOT_RESOLVED),

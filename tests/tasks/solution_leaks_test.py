@@ -15,7 +15,7 @@ from frognano.sandbox.base import BoxSpec
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import apply_patch, assert_one_commit, commit_tree, git, make_patch, tree_id
-from frognano.tasks.harbor import HIDDEN, REPO_ARCHIVE, copy_for_solver, pack_tree, read_task, write_task
+from frognano.tasks.harbor import HIDDEN, REPO_ARCHIVE, copy_for_solver, pack, read_files, read_task, write_task
 from frognano.tasks.repository import RepositoryConfig, load_repositories
 from frognano.tasks.snapshot import fetch_snapshot, unpack_sdist
 
@@ -110,8 +110,8 @@ def test_a_task_directory_loses_nothing_and_shows_no_solution(world: World, tmp_
     tree.mkdir()
     with tarfile.open(place / REPO_ARCHIVE) as tar:
         tar.extractall(tree, filter="data")
-    assert pack_tree(tree) == (place / REPO_ARCHIVE).read_bytes()
-    again = write_task(tmp_path / "t", world.task, tree, {"tests/test_calc.py": b"x"})
+    assert pack(read_files(tree)) == (place / REPO_ARCHIVE).read_bytes()
+    again = write_task(tmp_path / "t", world.task, read_files(tree), {"tests/test_calc.py": b"x"})
     assert read_task(again) == world.task
     (again / "solution/gold.patch").write_bytes(b"")
     with pytest.raises(TaskError, match="gold patch"):
@@ -120,7 +120,7 @@ def test_a_task_directory_loses_nothing_and_shows_no_solution(world: World, tmp_
     with pytest.raises(TaskError, match=r"lacks tests/hidden.tar.gz"):
         read_task(again)
     with pytest.raises(TaskError, match="not the hidden files"):
-        write_task(tmp_path / "t", world.task, tree, {})
+        write_task(tmp_path / "t", world.task, read_files(tree), {})
 
 
 async def test_a_changed_archive_is_refused(world: World, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_a_changed_archive_is_refused(world: World, tmp_path: Path) -> Non
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "calc.py").write_text(CALC)
-    write_task(tmp_path / "tasks", world.task, tree, {"tests/test_calc.py": b""})
+    write_task(tmp_path / "tasks", world.task, read_files(tree), {"tests/test_calc.py": b""})
     with pytest.raises(TaskError, match="the record says"):
         await Trees(tmp_path / "tasks", world.cache, tmp_path / "s").solver(world.task)
 

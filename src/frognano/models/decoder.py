@@ -127,7 +127,8 @@ class Decoder:
         def to_grid(z: Tensor) -> Tensor:
             """[A, K, R*T, ·] -> [G, K, M*R*T, ·]."""
             z = z if in_order else z.new_zeros(g * m, *z.shape[1:]).index_copy(0, cell, z)
-            return z.unflatten(0, (g, m)).transpose(1, 2).flatten(2, 3)
+            grid: Tensor = z.unflatten(0, (g, m)).transpose(1, 2).flatten(2, 3)
+            return grid
 
         def from_grid(z: Tensor) -> Tensor:
             """The way back."""

@@ -91,6 +91,21 @@ class Sandbox(Protocol):
         """Run a command to its end (or the box's limits) and return what it printed."""
         ...
 
+    async def prefork(
+        self, name: str, argv: Sequence[str], *, cwd: str = REPO, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a process that `fork` copies, unless there is one of that name; see `toolbox/zygote.py` for what it must do."""
+        ...
+
+    async def fork(self, name: str, *, stdin: bytes = b"", timeout: float | None = None) -> ExecResult:
+        """As `exec`, of a copy of the process ``name``. An OSError when that is gone."""
+        ...
+
+    async def reset(self, path: str, data: bytes) -> str:
+        """Make a box that has preforked ready for another use: the one file ``path`` gets ``data``, temporary files go.
+        Empty when all is as at the start; else why it is not, and the box must be closed."""
+        ...
+
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> tuple[bool, str]:
         """Run one Leaf tool (Read, Write, Edit, Glob, Bash) inside the box: (succeeded, text for the model)."""
         ...

@@ -24,6 +24,9 @@ from frognano.stopwatch import Stopwatch
 _GRACE = 60.0
 """Seconds beyond a command's own limit before the box counts as dead: generous, since machines are busy."""
 
+_START_SECONDS = 120.0
+"""More for a process that is forked: the first one waits for what is imported."""
+
 _FILES = {
     "passwd": b"root:x:0:0:root:/root:/bin/false\nfrog:x:1000:1000::/tmp/home:/bin/bash\n",
     "group": b"root:x:0:\nfrog:x:1000:\n",
@@ -104,15 +107,22 @@ class BubblewrapSandbox:
         reply, output = await self._ask(
             "exec", stdin, wait=wall, argv=list(argv), cwd=cwd, env=dict(env or {}), timeout=wall
         )
+        return _result(reply, output)
+
+    async def prefork(
+        self, name: str, argv: Sequence[str], *, cwd: str = REPO, env: Mapping[str, str] | None = None
+    ) -> None:
+        reply, _ = await self._ask("prefork", name=name, argv=list(argv), cwd=cwd, env=dict(env or {}))
         _check(reply)
-        split = reply["stdout_size"]
-        return ExecResult(
-            reply["exit_code"],
-            output[:split],
-            output[split:],
-            timed_out=bool(reply["reason"]),
-            seconds=reply["seconds"],
-        )
+
+    async def fork(self, name: str, *, stdin: bytes = b"", timeout: float | None = None) -> ExecResult:
+        wall = self.spec.limits.wall_seconds if timeout is None else min(timeout, self.spec.limits.wall_seconds)
+        reply, output = await self._ask("fork", stdin, wait=wall + _START_SECONDS, name=name, timeout=wall)
+        return _result(reply, output)
+
+    async def reset(self, path: str, data: bytes) -> str:
+        reply, _ = await self._ask("reset", data, path=os.path.join(REPO, path))
+        return "" if reply["ok"] else str(reply["error"])
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> tuple[bool, str]:
         reply, text = await self._ask("tool", wait=self.spec.limits.wall_seconds, name=name, arguments=dict(arguments))
@@ -155,6 +165,7 @@ class BubblewrapSandbox:
         return {
             "repo": REPO,
             "directories": ["/tmp/home"],
+            "temporary": ["/tmp", "/dev/shm"],
             "output_bytes": limits.output_bytes,
             "cpu_seconds": limits.cpu_seconds,
             "wall_seconds": limits.wall_seconds,
@@ -186,6 +197,18 @@ class BubblewrapSandbox:
                 **({} if self.spec.environment is None else {"VIRTUAL_ENV": str(self.spec.environment.absolute())}),
             },
         }
+
+
+def _result(reply: Mapping[str, Any], output: bytes) -> ExecResult:
+    _check(reply)
+    split = reply["stdout_size"]
+    return ExecResult(
+        reply["exit_code"],
+        output[:split],
+        output[split:],
+        timed_out=bool(reply["reason"]),
+        seconds=reply["seconds"],
+    )
 
 
 def _check(reply: Mapping[str, Any]) -> None:

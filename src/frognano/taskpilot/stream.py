@@ -89,3 +89,4 @@ class CandidateStream:
             m.cancel()
         await asyncio.gather(*making, return_exceptions=True)
         self._ahead.clear()
+        await self.workshop.close()

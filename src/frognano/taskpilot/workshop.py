@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,8 @@ from frognano.taskpilot.sources.mutation import Mutation, MutationConfig, propos
 from frognano.tasks import validation
 from frognano.tasks.assembly import assemble
 from frognano.tasks.baseline import Baseline, measure_baseline
+from frognano.tasks.bench import Bench
+from frognano.tasks.bytecode import compile_tree
 from frognano.tasks.environment import build_environment
 from frognano.tasks.harbor import read_task
 from frognano.tasks.repository import RepositoryConfig
@@ -38,6 +40,8 @@ class Prepared:
     environment: Environment
     venv: Path
     baseline: Baseline
+    bound: Mapping[str, Path] = field(default_factory=dict)
+    """What its boxes get read-only: its bytecode."""
 
     @property
     def name(self) -> str:
@@ -67,6 +71,8 @@ class Workshop:
     ) -> None:
         self.root, self.cache, self.sandboxes = root, cache, sandboxes
         self.config, self.style, self.secret = config, style, secret
+        self.bench: Bench | None = Bench(sandboxes)
+        """None: each candidate has a box of its own."""
         for left in (*root.glob(".new-*"), *root.glob(".tree-*")):  # by a process that was killed: a run has one writer
             shutil.rmtree(left, ignore_errors=True)
 
@@ -75,7 +81,13 @@ class Workshop:
         snapshot = await fetch_snapshot(repository, self.cache)
         environment, venv = await build_environment(snapshot, self.cache)
         baseline = await measure_baseline(snapshot, environment, venv, self.sandboxes, self.config, self.cache)
-        return Prepared(snapshot, environment, venv, baseline)
+        bound = await compile_tree(snapshot, environment, venv, self.sandboxes, self.cache)
+        return Prepared(snapshot, environment, venv, baseline, bound)
+
+    async def close(self) -> None:
+        """Close the boxes that wait for further candidates. More candidates may come: they open new ones."""
+        if self.bench is not None:
+            await self.bench.close()
 
     def proposals(
         self, repositories: Sequence[Prepared], part: Part, valid_share: float, seed: int, config: MutationConfig
@@ -121,6 +133,8 @@ class Workshop:
                 self.sandboxes,
                 repository.baseline,
                 self.config,
+                bound=repository.bound,
+                bench=self.bench,
             )
 
         result = await persistently(once)

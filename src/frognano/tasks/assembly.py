@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import tempfile
 from pathlib import Path
 
 from frognano.records import Environment, Lineage, Statement, Task
@@ -41,26 +40,23 @@ def _assemble(
     lineage: Lineage,
     task_id: str,
 ) -> Task:
-    root.mkdir(parents=True, exist_ok=True)
     candidate = validated.candidate
-    with tempfile.TemporaryDirectory(dir=root, prefix=".tree-") as scratch:
-        tree = Path(scratch) / "repo"
-        base = plant(snapshot, {candidate.file: candidate.content}, validated.hidden_files, tree)
-        task = Task(
-            id=task_id,
-            origin=snapshot.origin,
-            environment=environment,
-            base=base,
-            statements=statements,
-            rung=rung,
-            gold_patch=validated.gold_patch,
-            f2p=validated.f2p,
-            p2p=validated.p2p,
-            p2p_excluded=validated.p2p_excluded,
-            hidden_files=validated.hidden_files,
-            lineage=lineage,
-            validation=validated.validation,
-        )
-        hidden = {name: (snapshot.root / name).read_bytes() for name in validated.hidden_files}
-        write_task(root, task, tree, hidden)
+    tree, base = plant(snapshot, {candidate.file: candidate.content}, validated.hidden_files)
+    task = Task(
+        id=task_id,
+        origin=snapshot.origin,
+        environment=environment,
+        base=base,
+        statements=statements,
+        rung=rung,
+        gold_patch=validated.gold_patch,
+        f2p=validated.f2p,
+        p2p=validated.p2p,
+        p2p_excluded=validated.p2p_excluded,
+        hidden_files=validated.hidden_files,
+        lineage=lineage,
+        validation=validated.validation,
+    )
+    hidden = {name: (snapshot.root / name).read_bytes() for name in validated.hidden_files}
+    write_task(root, task, tree, hidden)
     return task

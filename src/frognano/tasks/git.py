@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from frognano.sandbox.scratch import temporary
@@ -46,17 +48,19 @@ def git(*args: str, cwd: Path, stdin: bytes = b"", ok: tuple[int, ...] = (0,), t
     return done.stdout
 
 
-def init(git_dir: Path, work_tree: Path) -> None:
-    """A new repository whose attributes leave every byte alone."""
-    git("--git-dir", str(git_dir), "init", "-q", "-b", "main", "--template=", cwd=work_tree)
-    (git_dir / "info").mkdir(exist_ok=True)
+def init(git_dir: Path) -> None:
+    """A new repository whose attributes leave every byte alone: what ``git init`` makes without a template."""
+    for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
+        (git_dir / folder).mkdir(parents=True)
+    (git_dir / "HEAD").write_text("ref: refs/heads/main\n")
+    (git_dir / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n")
     (git_dir / "info" / "attributes").write_text(RAW_ATTRIBUTES)
 
 
 def commit_tree(root: Path) -> str:
     """Make ``root`` a repository of one commit, with no other object, remote or reflog; the id of its tree."""
     shutil.rmtree(root / ".git", ignore_errors=True)
-    init(root / ".git", root)
+    init(root / ".git")
     git("add", "-A", "-f", ".", cwd=root)
     git("commit", "-q", "--allow-empty", "-m", "Initial commit", cwd=root)
     assert_one_commit(root)
@@ -80,10 +84,36 @@ def tree_id(root: Path) -> str:
     """The git tree id of a folder without making it a repository."""
     with tempfile.TemporaryDirectory(dir=root.parent, prefix=".tree-") as scratch:
         git_dir = Path(scratch) / "g"
-        init(git_dir, root)
+        init(git_dir)
         at = ("--git-dir", str(git_dir), "--work-tree", str(root))
         git(*at, "add", "-A", "-f", ".", cwd=root)
         return git(*at, "write-tree", cwd=root).decode().strip()
+
+
+def object_id(kind: str, data: bytes) -> bytes:
+    """The 20 bytes by which git names an object."""
+    return hashlib.sha1(f"{kind} {len(data)}\0".encode() + data, usedforsecurity=False).digest()
+
+
+def tree_of(files: Mapping[str, tuple[int, bytes]]) -> str:
+    """The git tree id of files (path to mode as git writes it, 0o100644, and blob id), computed without git."""
+    folders: dict[str, dict[str, tuple[int, bytes]]] = {"": {}}
+    for name, entry in files.items():
+        folder, _, leaf = name.rpartition("/")
+        folders.setdefault(folder, {})[leaf] = entry
+        while folder:  # a folder that holds only folders
+            folder = folder.rpartition("/")[0]
+            folders.setdefault(folder, {})
+    for folder in sorted(folders, key=lambda f: f.count("/") + bool(f), reverse=True):
+        held = folders[folder]
+        order = sorted(held, key=lambda n: n.encode("utf-8", "surrogateescape") + b"/" * (held[n][0] == 0o40000))
+        rows = (b"%o %s\0%s" % (held[n][0], n.encode("utf-8", "surrogateescape"), held[n][1]) for n in order)
+        made = object_id("tree", b"".join(rows))
+        if not folder:
+            return made.hex()
+        above, _, leaf = folder.rpartition("/")
+        folders[above][leaf] = (0o40000, made)
+    raise AssertionError("the root is the last folder")
 
 
 def make_patch(path: str, old: bytes, new: bytes) -> bytes:
@@ -109,6 +139,6 @@ def apply_patch(patch: bytes, root: Path) -> None:
     """Apply to the plain folder ``root``: no fuzz, no partial result; TaskError when it does not fit."""
     with tempfile.TemporaryDirectory(dir=root.parent, prefix=".apply-") as scratch:
         git_dir = Path(scratch) / "g"
-        init(git_dir, root)
+        init(git_dir)
         at = ("--git-dir", str(git_dir), "--work-tree", str(root))
         git(*at, "apply", "--whitespace=nowarn", "-", cwd=root, stdin=patch)

@@ -19,7 +19,7 @@ from frognano.tasks.errors import TaskError
 from frognano.tasks.git import apply_patch
 from frognano.tasks.harbor import pack
 from frognano.tasks.snapshot import is_test_path
-from frognano.tasks.suite import RUNNER, SuiteReport, file_of, plugins_of, run_suite
+from frognano.tasks.suite import RUNNER, RunSettings, SuiteReport, file_of, plugins_of, run_suites
 from frognano.tasks.trees import Trees, put
 
 PROTECTED = (
@@ -30,6 +30,8 @@ PROTECTED = (
 our launcher names its own configuration, so pytest never reads them, and honest changes of those files stay."""
 
 _SHADOWS = sys.stdlib_module_names | {"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "coverage", "py"}
+_COMPILED = 16
+"""Changed files that are compiled once for both runs; more are compiled by each."""
 _PASSES = (Outcome.PASSED,)
 _STAYS = (Outcome.PASSED, Outcome.XFAILED, Outcome.XPASSED)
 
@@ -85,26 +87,25 @@ class Grader:
                 return Verdict(status=Status.PATCH_FAILED, evidence=str(error))
             evidence = [f"taken back: {', '.join(taken_back[:8])}"] if taken_back else []
             try:
-                async with self.sandboxes.open(
-                    BoxSpec(base, environment, self.config.limits, RUNNER, "grading")
-                ) as box:
-                    await _fill(box, base, tree)
-                    return await self._run(task, box, evidence)
+                bound = {**RUNNER, **await self.trees.bytecode(task)}
+                async with self.sandboxes.open(BoxSpec(base, environment, self.config.limits, bound, "grading")) as box:
+                    changed = await _fill(box, base, tree)
+                    sources = [n for n in changed if n.endswith(".py") and n not in hidden][:_COMPILED]
+                    return await self._run(task, box, sources, evidence)
             except BoxKilled as error:
                 evidence.append(f"the box was killed by what ran in it: {error}")
                 return _verdict(task, Status.NOT_RESOLVED, {}, evidence)
 
-    async def _run(self, task: Task, box: Sandbox, evidence: list[str]) -> Verdict:
+    async def _run(self, task: Task, box: Sandbox, changed: Sequence[str], evidence: list[str]) -> Verdict:
         outcomes: dict[str, Outcome] = {}
-        for ids, good in ((task.f2p, _PASSES), (task.p2p, _STAYS)):
-            if not ids:
-                continue
-            report = await self._suite(task, box, ids)
+        wanted = [(ids, good) for ids, good in ((task.f2p, _PASSES), (task.p2p, _STAYS)) if ids]
+        reports = await self._suites(task, box, [ids for ids, _ in wanted], changed)
+        for (ids, good), report in zip(wanted, reports, strict=True):
             status = _trouble(report, evidence)
             outcomes |= report.outcomes
             bad = [i for i in ids if outcomes[i] not in good]
             if status is None and bad and ids is task.p2p:  # a flaky test must not turn a right answer into a wrong one
-                again = await self._suite(task, box, bad)
+                [again] = await self._suites(task, box, [bad], changed)
                 status = _trouble(again, evidence)
                 outcomes |= again.outcomes
                 evidence.append(f"{len(bad)} pass-to-pass tests were run twice")
@@ -116,13 +117,24 @@ class Grader:
         status = Status.RESOLVED if judge(outcomes, task.f2p, task.p2p) else Status.NOT_RESOLVED
         return _verdict(task, status, outcomes, evidence)
 
-    async def _suite(self, task: Task, box: Sandbox, ids: Sequence[str]) -> SuiteReport:
-        limits, plugins = self.config, plugins_of(task.environment)
-        return await run_suite(box, ids, cpu_seconds=limits.cpu_seconds, timeout=limits.wall_seconds, plugins=plugins)
+    async def _suites(
+        self, task: Task, box: Sandbox, groups: Sequence[Sequence[str]], changed: Sequence[str]
+    ) -> list[SuiteReport]:
+        """Pass-to-pass tests run only when every fail-to-pass test passed: else the verdict is known."""
+        settings = RunSettings(
+            self.config.cpu_seconds,
+            self.config.wall_seconds * len(groups),
+            plugins=plugins_of(task.environment),
+            changed=tuple(changed),
+            while_passing=True,
+            sweep=True,
+        )
+        return await run_suites(box, groups, settings)
 
 
-async def _fill(box: Sandbox, base: Path, tree: Path) -> None:
-    """Make the judged tree in a fresh box over ``base``, which boxes know already: a whole new workspace costs more."""
+async def _fill(box: Sandbox, base: Path, tree: Path) -> list[str]:
+    """Make the judged tree in a fresh box over ``base``, which boxes know already: a whole new workspace costs more.
+    The paths that differ."""
     changed = await asyncio.to_thread(_changed, base, tree)
     kept = {name: _packable(tree / name) for name in changed if (tree / name).is_symlink() or (tree / name).is_file()}
     gone = "\0".join(changed).encode()
@@ -130,6 +142,7 @@ async def _fill(box: Sandbox, base: Path, tree: Path) -> None:
         done = await box.exec(argv, stdin=stdin)
         if done.exit_code != 0:
             raise SandboxError(f"{argv[0]} failed in a fresh box: {done.stderr[-300:].decode(errors='replace')}")
+    return changed
 
 
 def _packable(file: Path) -> tuple[bytes | Path, int]:

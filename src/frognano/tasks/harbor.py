@@ -8,8 +8,9 @@ The solver is given ``environment/`` and the instruction, never ``tests/``, ``so
 from __future__ import annotations
 
 import gzip
-import io
+import hashlib
 import json
+import os
 import shutil
 import tarfile
 import tempfile
@@ -21,6 +22,7 @@ from pydantic import ValidationError
 from frognano.records import Task
 from frognano.runs.files import write_atomically
 from frognano.tasks.errors import TaskError
+from frognano.tasks.git import object_id, tree_of
 from frognano.tasks.suite import RUNNER, RUNNER_AT, plugins_of
 
 REPO_ARCHIVE = "environment/repo.tar.gz"
@@ -54,8 +56,12 @@ cd /repo && git apply --whitespace=nowarn "$(dirname "$0")/gold.patch"
 """
 
 
-def write_task(root: Path, task: Task, tree: Path, hidden: Mapping[str, bytes]) -> Path:
-    """Write ``root/<task id>``: whole, or not at all. ``tree`` is the solver's; its ``.git`` is left out."""
+Files = Mapping[str, tuple[bytes | Path, int]]
+"""Path to content and mode. A Path in place of content stands for a symlink's target."""
+
+
+def write_task(root: Path, task: Task, tree: Files, hidden: Mapping[str, bytes]) -> Path:
+    """Write ``root/<task id>``: whole, or not at all. ``tree`` is the solver's."""
     if set(hidden) != set(task.hidden_files):
         raise TaskError(f"task {task.id}: the files given are not the hidden files of its record")
     root.mkdir(parents=True, exist_ok=True)
@@ -101,7 +107,7 @@ def _record(task: Task) -> bytes:
     return task.model_dump_json(indent=1).encode() + b"\n"
 
 
-def _files(task: Task, tree: Path, hidden: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+def _files(task: Task, tree: Files, hidden: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
     origin, environment = task.origin, task.environment
     yield RECORD, _record(task)
     yield "task.toml", _task_toml(task).encode()
@@ -114,7 +120,7 @@ def _files(task: Task, tree: Path, hidden: Mapping[str, bytes]) -> Iterator[tupl
         version=origin.version,
     )
     yield "environment/Dockerfile", dockerfile.encode()
-    yield REPO_ARCHIVE, pack_tree(tree)
+    yield REPO_ARCHIVE, pack(tree)
     yield "tests/test.sh", _TEST_SH.encode()
     yield HIDDEN, pack({name: (data, 0o644) for name, data in hidden.items()})
     expected = {"f2p": task.f2p, "p2p": task.p2p, "plugins": plugins_of(environment)}
@@ -152,25 +158,38 @@ workdir = "/repo"
 """
 
 
-def pack(files: Mapping[str, tuple[bytes | Path, int]]) -> bytes:
-    """A tar.gz that depends on names, bytes and modes alone. A Path stands for a symlink's target."""
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in sorted(files):
-            content, mode = files[name]
-            info = tarfile.TarInfo(name)
-            info.mode = mode
-            if isinstance(content, Path):
-                info.type, info.linkname = tarfile.SYMTYPE, str(content)
-                tar.addfile(info)
-            else:
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return gzip.compress(raw.getvalue(), compresslevel=6, mtime=0)
+def pack(files: Files) -> bytes:
+    """A tar.gz that depends on names, bytes and modes alone. Each file is compressed by itself (a gzip file may have many
+    members), and remembered: the archives of two tasks of a repository differ in one file."""
+    return b"".join([*(_member(name, *files[name]) for name in sorted(files)), _END])
 
 
-def pack_tree(tree: Path) -> bytes:
-    """A folder without its ``.git``, packed the same way every time."""
+_END = gzip.compress(bytes(2 * tarfile.BLOCKSIZE), mtime=0)
+_MEMBERS: dict[tuple[str, int, bytes | Path], bytes] = {}
+_MOST_MEMBERS = 20_000
+
+
+def _member(name: str, content: bytes | Path, mode: int) -> bytes:
+    key = name, mode, content if isinstance(content, Path) else hashlib.sha256(content).digest()
+    if (held := _MEMBERS.get(key)) is not None:
+        return held
+    info = tarfile.TarInfo(name)
+    info.mode = mode
+    body = b""
+    if isinstance(content, Path):
+        info.type, info.linkname = tarfile.SYMTYPE, str(content)
+    else:
+        info.size = len(content)
+        body = content + bytes(-len(content) % tarfile.BLOCKSIZE)
+    made = gzip.compress(info.tobuf(tarfile.PAX_FORMAT) + body, compresslevel=6, mtime=0)
+    if len(_MEMBERS) >= _MOST_MEMBERS:
+        _MEMBERS.clear()
+    _MEMBERS[key] = made
+    return made
+
+
+def read_files(tree: Path) -> dict[str, tuple[bytes | Path, int]]:
+    """What a folder holds without its ``.git``."""
     files: dict[str, tuple[bytes | Path, int]] = {}
     for file in tree.rglob("*"):
         name = file.relative_to(tree).as_posix()
@@ -180,7 +199,17 @@ def pack_tree(tree: Path) -> bytes:
             files[name] = (file.readlink(), 0o777)
         elif file.is_file():
             files[name] = (file.read_bytes(), 0o755 if file.stat().st_mode & 0o100 else 0o644)
-    return pack(files)
+    return files
+
+
+def tree_id_of(files: Files) -> str:
+    """The git tree id of these files; no git runs."""
+    entries = {}
+    for name, (content, mode) in files.items():
+        data = os.fsencode(content) if isinstance(content, Path) else content
+        kind = 0o120000 if isinstance(content, Path) else 0o100000 | mode
+        entries[name] = kind, object_id("blob", data)
+    return tree_of(entries)
 
 
 def copy_for_solver(place: Path, target: Path) -> None:

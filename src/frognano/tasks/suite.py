@@ -88,55 +88,67 @@ async def run_suite(
     plugins: Sequence[str] = (),
     coverage: bool = False,
 ) -> SuiteReport:
-    """``run_suites`` once."""
-    reports = await run_suites(
-        box,
-        ids,
-        repeats=1,
-        paths=paths,
-        cpu_seconds=cpu_seconds,
-        timeout=timeout,
-        hash_seed=hash_seed,
-        plugins=plugins,
-        coverage=coverage,
-    )
+    """Run exactly ``ids`` (or all tests under ``paths``). An id that did not run is MISSING."""
+    settings = RunSettings(cpu_seconds, timeout, hash_seed, tuple(plugins), coverage=coverage)
+    reports = await run_suites(box, [ids], settings, paths=paths)
     return reports[0]
 
 
-async def run_suites(
-    box: Sandbox,
-    ids: Sequence[str] | None,
-    *,
-    repeats: int,
-    paths: Sequence[str] = (),
-    cpu_seconds: float,
-    timeout: float,
-    hash_seed: int = 0,
-    plugins: Sequence[str] = (),
-    coverage: bool = False,
-    pycache: str = "",
-) -> list[SuiteReport]:
-    """Run exactly ``ids`` (or all tests under ``paths``). An id that did not run is MISSING.
+@dataclass(frozen=True)
+class RunSettings:
+    """How tests are run. Bytecode of changed files is never shared between two launches, so that an edit within one
+    second and of one size is never missed."""
 
-    Bytecode goes to a fresh folder, so that an edit within one second and of one size is never missed. Repeats of one
-    unchanged tree may share the folder ``pycache``, which saves compiling. Each repeat is a process of its own, forked
-    once pytest is imported; they share a hash seed.
-    """
-    nonce, name = secrets.token_hex(16), secrets.token_hex(8)
-    files = [f"/tmp/report-{name}-{n}.jsonl" for n in range(repeats)]
+    cpu_seconds: float
+    """Of each run."""
+    timeout: float
+    """Wall seconds of all runs together."""
+    hash_seed: int = 0
+    plugins: tuple[str, ...] = ()
+    coverage: bool = False
+    changed: tuple[str, ...] = ()
+    """Source files that differ from the clean tree: compiled once for all runs."""
+    compiled: str = ""
+    """A file in the box with the code of the one changed file, where the host has compiled it. Never for a grade."""
+    while_passing: bool = False
+    """Each run only if every test of the one before passed. A run that was not done is not complete."""
+    sweep: bool = False
+    """After each run kill every process that it left in the box."""
+    forked: bool = False
+    """From a process of the box that has pytest imported and is kept (`Sandbox.fork`), in place of a new one."""
+
+
+async def run_suites(
+    box: Sandbox, groups: Sequence[Sequence[str] | None], settings: RunSettings, *, paths: Sequence[str] = ()
+) -> list[SuiteReport]:
+    """One run for each group of ids, one after the other, each in a process of its own that was forked once pytest is
+    imported; they share a hash seed."""
+    name = secrets.token_hex(8)
+    runs: list[dict[str, Any]] = [
+        {
+            "nonce": secrets.token_hex(16),
+            "report": f"/tmp/report-{name}-{n}.jsonl",
+            "ids": None if ids is None else list(ids),
+            "files": list(paths) if ids is None else list(dict.fromkeys(file_of(i) for i in ids)),
+        }
+        for n, ids in enumerate(groups)
+    ]
     request = {
-        "nonce": nonce,
-        "reports": files,
-        "ids": None if ids is None else list(ids),
-        "files": list(dict.fromkeys(file_of(i) for i in ids)) if ids is not None else list(paths),
-        "plugins": list(plugins),
-        "coverage": coverage,
-        "cpu_seconds": cpu_seconds,
-        "pycache": pycache or f"/tmp/pycache-{name}",
+        "runs": runs,
+        "plugins": list(settings.plugins),
+        "coverage": settings.coverage,
+        "cpu_seconds": settings.cpu_seconds,
+        "pycache": f"/tmp/pycache-{name}",
+        "changed": list(settings.changed),
+        "compiled": settings.compiled,
+        "while_passing": settings.while_passing,
+        "sweep": settings.sweep,
     }
-    result = await _launch(box, request, hash_seed, timeout)
+    result = await _launch(box, request, settings.hash_seed, settings.timeout, settings.forked)
     timed_out = result.timed_out or result.exit_code in _CPU_EXCEEDED
-    return [await _read(box, file, nonce, ids, result, timed_out) for file in files]
+    return [
+        await _read(box, r["report"], r["nonce"], ids, result, timed_out) for r, ids in zip(runs, groups, strict=True)
+    ]
 
 
 async def _read(
@@ -163,10 +175,33 @@ async def _read(
     )
 
 
-async def _launch(box: Sandbox, request: dict[str, Any], hash_seed: int, timeout: float) -> ExecResult:
-    env = {"PYTHONHASHSEED": str(hash_seed), "TZ": "UTC", "LC_ALL": "C.UTF-8", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    argv = ["python", "-s", f"{RUNNER_AT}/launcher.py"]
-    return await box.exec(argv, cwd=REPO, env=env, stdin=json.dumps(request).encode(), timeout=timeout)
+_ARGV = ("python", "-s", f"{RUNNER_AT}/launcher.py")
+
+
+async def prefork(box: Sandbox, hash_seed: int) -> str:
+    """Have pytest imported in the box, once, for all runs under this hash seed, which is set when Python starts. The
+    process must be started before any code of a candidate has run."""
+    name = f"tests-{hash_seed}"
+    await box.prefork(name, [*_ARGV, "--serve"], cwd=REPO, env=_env(hash_seed))
+    return name
+
+
+async def _launch(
+    box: Sandbox, request: dict[str, Any], hash_seed: int, timeout: float, forked: bool = False
+) -> ExecResult:
+    stdin = json.dumps(request).encode()
+    if forked:
+        return await box.fork(await prefork(box, hash_seed), stdin=stdin, timeout=timeout)
+    return await box.exec(_ARGV, cwd=REPO, env=_env(hash_seed), stdin=stdin, timeout=timeout)
+
+
+def _env(hash_seed: int) -> dict[str, str]:
+    return {
+        "PYTHONHASHSEED": str(hash_seed),
+        "TZ": "UTC",
+        "LC_ALL": "C.UTF-8",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
 
 
 @dataclass

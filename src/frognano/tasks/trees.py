@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import shutil
 import tarfile
@@ -12,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from frognano.records import Task
+from frognano.tasks.bytecode import bytecode
 from frognano.tasks.environment import restore_environment
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import commit_tree
-from frognano.tasks.harbor import HIDDEN, REPO_ARCHIVE
+from frognano.tasks.harbor import HIDDEN, REPO_ARCHIVE, Files, read_files, tree_id_of
 from frognano.tasks.snapshot import Snapshot, publish
 
 _LEASE_SECONDS = 3_600.0
@@ -39,6 +41,10 @@ class Trees:
 
     async def environment(self, task: Task) -> Path:
         return await restore_environment(task.environment, task.origin, self.cache)
+
+    async def bytecode(self, task: Task) -> dict[str, Path]:
+        """What a box needs beside the task to load its clean files without compiling them; empty when it is not there."""
+        return bytecode(task.origin.tree, task.environment.key, self.cache)
 
     async def hidden(self, task: Task) -> dict[str, bytes]:
         """The hidden test files by path."""
@@ -74,14 +80,20 @@ class Trees:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def plant(snapshot: Snapshot, changes: Mapping[str, bytes], hidden: tuple[str, ...], place: Path) -> str:
-    """Make the solver's tree in the new folder ``place``: the bug in its one root commit, the hidden tests gone."""
-    shutil.copytree(snapshot.root, place, symlinks=True)
+def plant(snapshot: Snapshot, changes: Mapping[str, bytes], hidden: tuple[str, ...]) -> tuple[Files, str]:
+    """The solver's tree, with the bug and without the hidden tests, and its git tree id. Nothing is written: the id is
+    checked by git when the tree is first unpacked."""
+    files = dict(_clean(snapshot.root, snapshot.tree))
     for name, data in changes.items():
-        put(place, name, data)
+        files[name] = data, files[name][1]
     for name in hidden:
-        (place / name).unlink()
-    return commit_tree(place)
+        del files[name]
+    return files, tree_id_of(files)
+
+
+@functools.lru_cache(maxsize=16)
+def _clean(root: Path, tree: str) -> Files:
+    return read_files(root)
 
 
 def put(root: Path, name: str, data: bytes, mode: int | None = None) -> None:

@@ -8,21 +8,26 @@ byte for byte, which is asserted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import marshal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import CodeType
 
 from frognano.records import Environment, Outcome, Validation
 from frognano.sandbox.base import REPO, BoxKilled, BoxSpec, Sandbox, Sandboxes
 from frognano.sandbox.scratch import temporary
 from frognano.tasks.baseline import Baseline
+from frognano.tasks.bench import Bench
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import apply_patch, make_patch
 from frognano.tasks.grading import judge
 from frognano.tasks.snapshot import Snapshot, is_test_path
-from frognano.tasks.suite import RUNNER, Failure, SuiteReport, file_of, plugins_of, run_suites
+from frognano.tasks.suite import RUNNER, Failure, RunSettings, SuiteReport, file_of, plugins_of, run_suites
 from frognano.tasks.trees import put
 from frognano.tasks.validation_config import ValidationConfig
 
@@ -42,6 +47,13 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     KILLED = "killed"
     TAMPERED = "tampered"
+
+
+_UNCLEAN = (Reason.TIMEOUT, Reason.KILLED, Reason.TAMPERED)
+"""After these no box is used again."""
+
+
+_COMPILED = "/tmp/compiled"
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,15 @@ async def validate(
     sandboxes: Sandboxes,
     baseline: Baseline,
     config: ValidationConfig,
+    *,
+    bound: Mapping[str, Path] | None = None,
+    bench: Bench | None = None,
 ) -> Validated | Rejected:
-    """Run the bug in one box until it is a task or has shown that it is none. A SandboxError goes to the caller."""
+    """Run the bug in one box until it is a task or has shown that it is none. A SandboxError goes to the caller.
+
+    Without a bench the box is a fresh one, and each launch of tests a fresh process: a cold run. With one the box may
+    have served other candidates and been put back. What comes out is the same; where a warm box breaks, a cold run decides.
+    ``bound`` is what boxes get read-only beside the runner (see `bytecode`)."""
     if is_test_path(candidate.file):
         raise TaskError(f"{candidate.file} is a test: bugs go into sources")
     start = time.monotonic()
@@ -95,26 +114,30 @@ async def validate(
     if not covering:
         return Rejected(Reason.UNCOVERED, "no stable test runs the changed lines")
     try:
-        compile(candidate.content, candidate.file, "exec", dont_inherit=True)
+        code = compile(candidate.content, f"{REPO}/{candidate.file}", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         return Rejected(Reason.BREAKS_IMPORT, f"{candidate.file}: {error}")
     beside = tuple(t for t in baseline.touching(candidate.file) if t not in set(covering))
     more = beside[: max(0, config.max_p2p - len(covering))]
-    try:
-        async with sandboxes.open(BoxSpec(snapshot.root, venv, config.limits, RUNNER)) as box:
-            await box.write_bytes(f"{REPO}/{candidate.file}", candidate.content)
-            plugins = plugins_of(environment)
-            usual = sum(baseline.durations.get(t, 0.0) for t in covering)
-            brief = config.model_copy(update={"cpu_seconds": min(config.cpu_seconds, 6.0 + 5.0 * usual)})
-            [first] = await _run(box, covering, 1, brief, plugins)  # an endless loop shows here, and soon
-            if rejected := _early(first, covering, len(baseline.ids), config):
-                return rejected
-            later = await _run(box, (*covering, *more), config.bug_runs - 1, config, plugins)
-            for report in later:
-                if rejected := _trouble(report):
-                    return rejected
-    except BoxKilled as error:
-        return Rejected(Reason.KILLED, f"the bug kills its box: {error}")
+    usual = sum(baseline.durations.get(t, 0.0) for t in covering)
+    runs = _Runs(candidate, covering, more, usual, len(baseline.ids), config, plugins_of(environment), code)
+    spec = BoxSpec(snapshot.root, venv, config.limits, {**RUNNER, **(bound or {})})
+    reports = None
+    if bench is not None:
+        with contextlib.suppress(BoxKilled, OSError):  # what ran there before may have had a part in it
+            async with bench.lease(spec, candidate.file, clean) as box:
+                reports = await runs.all(box, forked=True)
+                if isinstance(reports, Rejected) and reports.reason in _UNCLEAN:
+                    bench.spoil(box)
+    if reports is None:
+        try:
+            async with sandboxes.open(spec) as box:
+                reports = await runs.all(box, forked=False)
+        except BoxKilled as error:
+            return Rejected(Reason.KILLED, f"the bug kills its box: {error}")
+    if isinstance(reports, Rejected):
+        return reports
+    first, *later = reports
     f2p, p2p, excluded = _sort_out(covering, more, first, later)
     if not f2p:
         return Rejected(Reason.NO_F2P, f"no test fails in all {config.bug_runs} runs")
@@ -139,20 +162,48 @@ async def validate(
     )
 
 
-async def _run(
-    box: Sandbox, ids: Sequence[str], repeats: int, config: ValidationConfig, plugins: Sequence[str]
-) -> list[SuiteReport]:
-    """The tree never changes between the runs of a candidate, so they share bytecode; the hash seed does change."""
-    return await run_suites(
-        box,
-        ids,
-        repeats=repeats,
-        cpu_seconds=config.cpu_seconds,
-        timeout=config.wall_seconds,
-        hash_seed=repeats,
-        plugins=plugins,
-        pycache="/tmp/pycache-bug",
-    )
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of one candidate."""
+
+    candidate: Candidate
+    covering: tuple[str, ...]
+    more: tuple[str, ...]
+    usual: float
+    """CPU seconds that the covering tests take on the clean tree."""
+    suite: int
+    config: ValidationConfig
+    plugins: tuple[str, ...]
+    code: CodeType
+
+    async def all(self, box: Sandbox, forked: bool) -> list[SuiteReport] | Rejected:
+        """The covering tests once, briefly; when that speaks for the bug, them and the others in all other runs."""
+        await box.write_bytes(f"{REPO}/{self.candidate.file}", self.candidate.content)
+        await box.write_bytes(_COMPILED, MAGIC_NUMBER + marshal.dumps(self.code))
+        brief = min(self.config.cpu_seconds, 6.0 + 5.0 * self.usual)  # an endless loop shows here, and soon
+        [first] = await self._run(box, [self.covering], brief, forked)
+        if rejected := _early(first, self.covering, self.suite, self.config):
+            return rejected
+        again = [(*self.covering, *self.more)] * (self.config.bug_runs - 1)
+        later = await self._run(box, again, self.config.cpu_seconds, forked)
+        for report in later:
+            if rejected := _trouble(report):
+                return rejected
+        return [first, *later]
+
+    async def _run(
+        self, box: Sandbox, groups: Sequence[Sequence[str]], cpu_seconds: float, forked: bool
+    ) -> list[SuiteReport]:
+        settings = RunSettings(
+            cpu_seconds,
+            self.config.wall_seconds,
+            hash_seed=len(groups),  # another one in the later runs
+            plugins=self.plugins,
+            changed=(self.candidate.file,),
+            compiled=_COMPILED,
+            forked=forked,
+        )
+        return await run_suites(box, groups, settings)
 
 
 def _trouble(report: SuiteReport) -> Rejected | None:

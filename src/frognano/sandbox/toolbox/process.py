@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
+    from .zygote import Zygote
+
 CPU_POLL = 0.25
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -101,13 +103,18 @@ class Processes:
         output_bytes: int,
         stdin: bytes = b"",
         merge: bool = False,
+        zygote: Zygote | None = None,
     ) -> dict[str, Any]:
-        """Run to the end of the command (not of its background children) or of its time; OSError if it cannot start."""
+        """Run to the end of the command (not of its background children) or of its time; OSError if it cannot start.
+        With a ``zygote`` the command is what that forks; it has its arguments, folder and environment from there."""
         started = time.monotonic()
         out_read, out_write = os.pipe()
         err_read, err_write = (out_read, out_write) if merge else os.pipe()
         try:
-            pid = self._start(argv, cwd, env, stdin, out_write, err_write)
+            if zygote is None:
+                pid = self._start(argv, cwd, env, stdin, out_write, err_write)
+            else:
+                pid = self._fork(zygote, stdin, out_write, err_write)
         except OSError:
             for fd in {out_read, err_read}:
                 os.close(fd)
@@ -171,20 +178,13 @@ class Processes:
     ) -> int:
         """Spawn in a new session. What spawn cannot set, the child inherits from us: we have one thread, and no signal
         but the host's reaches PID 1."""
-        stdin_fd = os.open(os.devnull, os.O_RDONLY)
-        if stdin:
-            os.close(stdin_fd)
-            stdin_fd = os.memfd_create("stdin")
-            view = memoryview(stdin)
-            while view:
-                view = view[os.write(stdin_fd, view) :]
-            os.lseek(stdin_fd, 0, os.SEEK_SET)
+        stdin_fd = _stdin(stdin)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         streams = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin_fd, out_write, err_write))]
         defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD]
 
         def spawn() -> int:
-            program = _find(argv[0], env.get("PATH", os.defpath))
+            program = find(argv[0], env.get("PATH", os.defpath))
             return os.posix_spawn(program, list(argv), env, file_actions=streams, setsid=True, setsigdef=defaults)
 
         try:
@@ -203,6 +203,21 @@ class Processes:
             os.close(stdin_fd)
             resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
             os.chdir("/")
+
+    def _fork(self, zygote: Zygote, stdin: bytes, out_write: int, err_write: int) -> int:
+        stdin_fd = _stdin(stdin)
+        try:
+            return zygote.fork([stdin_fd, out_write, err_write])
+        except OSError:
+            for fd in {out_write, err_write}:
+                os.close(fd)
+            raise
+        finally:
+            os.close(stdin_fd)
+
+    def alive(self) -> set[int]:
+        """The pids of all but PID 1."""
+        return set(_processes())
 
     def _cpu(self) -> float:
         """CPU seconds of the whole box: what was reaped and what lives."""
@@ -242,6 +257,18 @@ class Processes:
             self._reap()
 
 
+def _stdin(data: bytes) -> int:
+    """A descriptor that reads these bytes."""
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY)
+    fd = os.memfd_create("stdin")
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
 def _processes() -> dict[int, list[bytes]]:
     """Fields of /proc/<pid>/stat after the name (0 state, 1 parent, 3 session, 11-14 times) of all but PID 1."""
     table = {}
@@ -257,7 +284,7 @@ def _processes() -> dict[int, list[bytes]]:
     return table
 
 
-def _find(program: str, path: str) -> str:
+def find(program: str, path: str) -> str:
     """The file that a shell would run."""
     if "/" not in program:
         for directory in path.split(":"):

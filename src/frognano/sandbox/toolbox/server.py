@@ -1,4 +1,6 @@
-"""Serves the host: exec, read, write, tool, unpack, changes. Every reply has ``ok``; a refusal has ``error``."""
+"""Serves the host: exec, prefork, fork, reset, read, write, tool, unpack, changes.
+
+Every reply has ``ok``; a refusal has ``error``."""
 
 from __future__ import annotations
 
@@ -7,13 +9,15 @@ import resource
 import signal
 
 from . import wire
-from .process import Processes
+from .process import Processes, find
 from .tools import Tools
-from .tree import Tree
+from .tree import Tree, empty
 
 TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
 if TYPE_CHECKING:
     from typing import Any
+
+    from .zygote import Zygote
 
 
 class Server:
@@ -24,6 +28,9 @@ class Server:
         self.processes = Processes(request_fd, config["cpu_seconds"])
         self.tree = Tree(config["repo"])
         self.tools = Tools(config, self.processes)
+        self.zygotes: dict[str, Zygote] = {}
+        self.clean: dict[str, tuple[int, ...]] | None = None
+        """The workspace when the first of them was started."""
 
     def serve(self) -> None:
         while True:
@@ -55,8 +62,47 @@ class Server:
         except OSError as e:  # as a shell says it: 127 not found, 126 not executable
             code = 127 if isinstance(e, FileNotFoundError) else 126
             done = {"exit_code": code, "stdout": b"", "stderr": str(e).encode(), "reason": "", "seconds": 0.0}
-        out, err = done.pop("stdout"), done.pop("stderr")
-        return {**done, "stdout_size": len(out)}, out + err
+        return _outcome(done)
+
+    def do_prefork(
+        self, payload: bytes, name: str, argv: list[str], cwd: str, env: dict[str, str]
+    ) -> tuple[dict[str, Any], bytes]:
+        """Start what `fork` names; nothing when it was started before."""
+        from .zygote import Zygote
+
+        if name not in self.zygotes:
+            if self.clean is None:
+                self.clean = self.tree.everything()
+            full = {**self.env, **env}
+            self.zygotes[name] = Zygote(argv, cwd, full, find(argv[0], full.get("PATH", os.defpath)))
+        return {}, b""
+
+    def do_fork(self, payload: bytes, name: str, timeout: float) -> tuple[dict[str, Any], bytes]:
+        limit, zygote = self.config["output_bytes"], self.zygotes[name]
+        return _outcome(self.processes.run([], "", {}, timeout, limit, stdin=payload, zygote=zygote))
+
+    def do_reset(self, payload: bytes, path: str) -> tuple[dict[str, Any], bytes]:
+        """Give the one file that was written its bytes back, and empty the folders for temporary files. An error when
+        there is anything else that was not there at the start, or is not any more."""
+        if strangers := self.processes.alive() - {z.pid for z in self.zygotes.values()}:
+            return {"error": f"{len(strangers)} processes were left"}, b""
+        at = os.path.relpath(path, self.config["repo"])
+        if self.clean is None or at not in self.clean:
+            return {"error": f"nothing is known of {path} as it was"}, b""
+        now = self.tree.everything()
+        if changed := [p for p in self.clean.keys() | now.keys() if p != at and self.clean.get(p) != now.get(p)]:
+            return {"error": f"{len(changed)} paths were changed, such as {sorted(changed)[0]}"}, b""
+        before = self.clean[at]
+        with open(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW), "wb") as f:
+            f.write(payload)
+            os.fchmod(f.fileno(), before[-1] & 0o7777)
+        os.utime(path, ns=(before[0], before[0]))
+        self.clean[at] = self.tree.everything()[at]
+        for folder in self.config["temporary"]:
+            empty(folder)
+        for directory in self.config["directories"]:
+            os.makedirs(directory, exist_ok=True)
+        return {}, b""
 
     def do_tool(self, payload: bytes, name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         done, text = self.tools.call(name, arguments)
@@ -81,6 +127,11 @@ class Server:
 
     def do_changes(self, payload: bytes, limit: int) -> tuple[dict[str, Any], bytes]:
         return self.tree.changes(limit)
+
+
+def _outcome(done: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    out, err = done.pop("stdout"), done.pop("stderr")
+    return {**done, "stdout_size": len(out)}, out + err
 
 
 def main() -> None:

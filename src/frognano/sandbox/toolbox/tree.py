@@ -77,6 +77,21 @@ class Tree:
         deleted = [path for path in self.start if path not in seen]
         return {"entries": entries, "deleted": deleted}, b"".join(parts)
 
+    def everything(self) -> dict[str, tuple[int, ...]]:
+        """Modification time, change time, inode, size and mode of all there is, junk too; of folders inode and mode."""
+        found: dict[str, tuple[int, ...]] = {}
+        folders = [""]
+        for folder in folders:
+            for entry in os.scandir(os.path.join(self.root, folder)):
+                path = os.path.join(folder, entry.name)
+                s = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(s.st_mode):
+                    folders.append(path)
+                    found[path] = s.st_ino, s.st_mode
+                else:
+                    found[path] = s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_size, s.st_mode
+        return found
+
     def _walk(self, directory: str = "") -> Iterator[tuple[str, os.stat_result]]:
         try:
             found = sorted(os.scandir(os.path.join(self.root, directory)), key=lambda e: e.name)
@@ -94,6 +109,24 @@ class Tree:
                 yield from self._walk(path)
             elif stat.S_ISREG(s.st_mode) or stat.S_ISLNK(s.st_mode):
                 yield path, s
+
+
+def empty(folder: str) -> bool:
+    """Remove all that a folder holds, but what is mounted in it and the way there; whether it is empty now."""
+    device, all_gone = os.lstat(folder).st_dev, True
+    for entry in list(os.scandir(folder)):
+        if entry.stat(follow_symlinks=False).st_dev != device:
+            all_gone = False
+        elif not entry.is_dir(follow_symlinks=False):
+            os.unlink(entry.path)
+        else:
+            os.chmod(entry.path, 0o700)
+            if empty(entry.path):
+                os.rmdir(entry.path)
+            else:
+                os.chmod(entry.path, 0o755)
+                all_gone = False
+    return all_gone
 
 
 def _read_file(path: str) -> bytes:

@@ -1,14 +1,18 @@
 """Starts pytest in the box: `python -s launcher.py` with one JSON request on stdin.
 
 Everything that judges is imported before the repository gets onto the path, so that nothing in it can stand in for it.
+With `--serve`, stdin is a socket instead: each message brings the three standard streams of a new process, which is forked
+once everything is imported and then does what a launcher of its own would do.
 """
 
+import gc
 import importlib
-import importlib.machinery as machinery
 import json
 import os
 import resource
+import signal
 import sys
+import time
 from typing import Any
 
 RUNNER = os.path.dirname(os.path.abspath(__file__))
@@ -20,50 +24,42 @@ OPTIONS = (
     f"-p no:cacheprovider -p no:unraisableexception -p no:threadexception -o addopts= -c {RUNNER}/pytest.ini"
     f" --rootdir {REPO} --confcutdir {REPO} --color=no --capture=fd --tb=native -q --continue-on-collection-errors"
 )
-
-
-class Installed(machinery.SourceFileLoader):
-    """Loads a module from outside the repository by the bytecode beside it, which nothing in a box can write. Only the
-    repository's is made anew."""
-
-    def get_code(self, fullname: str) -> Any:
-        fresh, sys.pycache_prefix = sys.pycache_prefix, None
-        try:
-            return super().get_code(fullname)
-        finally:
-            sys.pycache_prefix = fresh
-
-
-def load_installed(folders: tuple[str, ...]) -> None:
-    """Have modules that lie in these folders loaded as `Installed`."""
-    finder = machinery.FileFinder.path_hook(
-        (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
-        (Installed, machinery.SOURCE_SUFFIXES),
-        (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
-    )
-
-    def hook(path: str) -> Any:
-        if path in folders or path.startswith(tuple(f + os.sep for f in folders)):
-            return finder(path)
-        raise ImportError(path)
-
-    sys.path_hooks.insert(0, hook)
-    sys.path_importer_cache.clear()
+PASSED, FAILED = 0, 3
+"""How the process of a run ends. It decides only whether the next run is worth while, never a verdict."""
+ours: dict[str, Any] = {}
+"""Modules of this folder, and `prctl`."""
 
 
 def main() -> None:
-    request = json.load(sys.stdin)
     sys.path[:] = [p for p in sys.path if os.path.abspath(p) != RUNNER]
-    paths = [p for p in (REPO + "/src", REPO) if os.path.isdir(p)]
+    if "--serve" in sys.argv[1:]:
+        load()
+        serve()
+    request = json.load(sys.stdin)
     if "probe" in request:
-        sys.path[:0] = paths
+        sys.path[:0] = repository_paths()
         print(json.dumps({"file": importlib.import_module(request["probe"]).__file__}))
         return
+    limit_cpu(request)
+    load()
+    handle(request)
 
+
+def repository_paths() -> list[str]:
+    return [p for p in (REPO + "/src", REPO) if os.path.isdir(p)]
+
+
+def limit_cpu(request: dict[str, Any]) -> None:
     if request["cpu_seconds"]:
         cpu = max(1, round(request["cpu_seconds"]))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 2))
+
+
+def load() -> None:
+    """Import pytest, and close this process to those it will fork: they run code of the repository as the same user."""
+    import ctypes
+
     import pytest  # noqa: F401
     from _pytest.config import default_plugins
 
@@ -72,28 +68,99 @@ def main() -> None:
     for module in LATER:
         importlib.import_module(module)
     sys.path.insert(0, RUNNER)
-    from reporter import Reporter  # type: ignore[import-not-found]
-
+    for module in ("reporter", "loaders"):
+        ours[module] = importlib.import_module(module)
+        del sys.modules[module]  # a repository may have one of that name
     sys.path.remove(RUNNER)
+    ours["prctl"] = ctypes.CDLL(None).prctl
+    opaque(True)
+
+
+def opaque(closed: bool) -> None:
+    """Whether others of the user may look into the memory of this process (PR_SET_DUMPABLE)."""
+    ours["prctl"](4, 0 if closed else 1, 0, 0, 0)
+
+
+def serve() -> None:
+    """Fork for each message until the other end hangs up. The new process gets another parent, PID 1, which reaps it."""
+    import socket
+
+    channel = socket.socket(fileno=os.dup(0))
+    gc.collect()
+    gc.freeze()  # else the first collection of each child copies every page
+    while True:
+        message, streams, _, _ = socket.recv_fds(channel, 1, 3)
+        if not message:
+            os._exit(0)
+        if not (between := os.fork()):
+            if pid := os.fork():
+                channel.send(pid.to_bytes(4, "big"))
+                os._exit(0)
+            channel.close()
+            os.setsid()
+            for standard, stream in enumerate(streams):
+                os.dup2(stream, standard)
+                os.close(stream)
+            break
+        os.waitpid(between, 0)
+        for stream in streams:
+            os.close(stream)
+    request = json.load(sys.stdin)
+    try:
+        limit_cpu(request)
+        handle(request)
+        sys.stdout.flush()
+    except SystemExit as left:
+        os._exit(int(left.code or 0))
+    os._exit(0)
+
+
+def handle(request: dict[str, Any]) -> None:
+    """Do the runs of a request in turn, each in a child of its own; ends by `SystemExit` when one was killed."""
+    paths = repository_paths()
     if request["coverage"]:
         import coverage  # noqa: F401
-    load_installed(tuple(os.path.abspath(p) for p in sys.path if os.path.isdir(p)))
+    loaders = ours["loaders"]
+    known = loaders.Known()
+    changed = [os.path.join(REPO, name) for name in request["changed"]]
+    if not (request["compiled"] and known.take(changed[0], request["compiled"])):
+        for path in changed:
+            known.compile(path)
+    loaders.install(tuple(os.path.abspath(p) for p in sys.path if os.path.isdir(p)), known)
     sys.pycache_prefix, sys.dont_write_bytecode = request["pycache"], False
     sys.path[:0] = paths
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # for the programs that tests start
     os.environ["PYTHONPYCACHEPREFIX"] = request["pycache"]
-    for report in request["reports"]:  # each in a child of its own: what pytest needs is imported once
+    runs = request.pop("runs")
+    while runs:
+        wanted = runs.pop(0)
         if not (child := os.fork()):
-            run(Reporter(request, report), request)
-            os._exit(0)
+            runs.clear()  # what comes later is none of its business
+            opaque(False)
+            os._exit(run(wanted, request))
         _, status = os.waitpid(child, 0)
+        if request["sweep"]:
+            sweep()
         if os.WIFSIGNALED(status):
             sys.exit(128 + os.WTERMSIG(status))
+        if request["while_passing"] and os.WEXITSTATUS(status) != PASSED:
+            return
 
 
-def run(reporter: Any, request: dict[str, Any]) -> None:
+def sweep() -> None:
+    """Kill whatever a run has left: it could write to our reports. Spares only us and PID 1."""
+    for _ in range(1_000):
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(0.001)  # PID 1 reaps them
+
+
+def run(wanted: dict[str, Any], request: dict[str, Any]) -> int:
     import pytest
 
+    reporter = ours["reporter"].Reporter(wanted)
     if request["coverage"]:
         import coverage
 
@@ -102,8 +169,9 @@ def run(reporter: Any, request: dict[str, Any]) -> None:
     options = OPTIONS.split()
     for plugin in request["plugins"]:
         options += ["-p", plugin]
-    pytest.main([*options, *request["files"], RUNNER + "/sentinels.py"], plugins=[reporter])
+    pytest.main([*options, *wanted["files"], RUNNER + "/sentinels.py"], plugins=[reporter])
     reporter.end()
+    return PASSED if reporter.all_passed() else FAILED
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ LIMIT = 2_000
 
 
 class Reporter:
-    def __init__(self, request: dict[str, Any], report: str) -> None:
-        self.nonce = request["nonce"]
-        self.wanted = set(request["ids"]) if request["ids"] is not None else None
-        self.file = os.fdopen(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        self.nonce = wanted["nonce"]
+        self.wanted = set(wanted["ids"]) if wanted["ids"] is not None else None
+        self.file = os.fdopen(os.open(wanted["report"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
+        self.passed: set[str] = set()
+        self.spoilt: set[str] = set()
         self.lines = 0
         self.collected = 0
         self.sentinels: set[str] = set()
@@ -67,6 +69,10 @@ class Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.passed and type(report).__name__ == "SubtestReport":
             return  # a test reports for its subtests: it fails when one of them does
+        if report.outcome != "passed" or hasattr(report, "wasxfail"):
+            self.spoilt.add(report.nodeid)
+        elif report.when == "call":
+            self.passed.add(report.nodeid)
         self.write(
             kind="sentinel" if report.nodeid in self.sentinels else "test",
             id=report.nodeid,
@@ -91,6 +97,10 @@ class Reporter:
                 self.write(kind="lines", file=os.path.relpath(file, REPO), contexts=contexts)
         self.write(kind="end", lines=self.lines, collected=self.collected, exit_status=self.exit_status)
         self.file.close()
+
+    def all_passed(self) -> bool:
+        """Whether every wanted test passed: then the next run is worth while."""
+        return self.wanted is not None and self.wanted <= self.passed - self.spoilt
 
 
 def describe(

@@ -12,10 +12,16 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 def passes(ids: list[str], plugins: list[str], good: tuple[str, ...]) -> bool:
     nonce, name = secrets.token_hex(16), secrets.token_hex(8)
     report = f"/tmp/report-{name}.jsonl"
+    files = list(dict.fromkeys(i.partition("::")[0] for i in ids))
     request = {
-        **{"nonce": nonce, "reports": [report], "ids": ids, "plugins": plugins, "coverage": False, "cpu_seconds": 300},
-        "files": list(dict.fromkeys(i.partition("::")[0] for i in ids)),
-        "pycache": f"/tmp/pycache-{name}",
+        "runs": [{"nonce": nonce, "report": report, "ids": ids, "files": files}],
+        **{"plugins": plugins, "coverage": False, "cpu_seconds": 300, "pycache": f"/tmp/pycache-{name}"},
+        **{
+            "changed": [],
+            "compiled": "",
+            "while_passing": False,
+            "sweep": False,
+        },  # a sweep would end whatever else runs here
     }
     env = {"PATH": os.environ["PATH"], "HOME": "/tmp", "TZ": "UTC", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
