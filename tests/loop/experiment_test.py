@@ -1,0 +1,103 @@
+"""An experiment compares arms: what must be shared is shared, what differs differs, and nothing is run twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from frognano.errors import FrogNanoError
+from frognano.loop.experiment import Runner, is_done, jobs_of, load_experiment
+from frognano.loop.pilot import spent_tokens
+from frognano.models.pocket import ensure_pocket_model
+from frognano.runs import RunStore
+from loop.mini_loop_test import RECIPE, frognano
+from loop.toys import write_pool, write_recipe
+
+EXPERIMENT = """
+name = "toy"
+recipe = "mini.toml"
+seeds = [3]
+jobs = 2
+[set]
+"train.iterations" = 1
+"eval.recall_samples" = 2
+[arm.calibrated]
+[arm.uncalibrated]
+like = "calibrated"
+equal_tokens = true
+set = { "train.calibrate" = false, "train.updates" = 2, "train.iterations" = 3 }
+[arm.shuffled]
+like = "calibrated"
+set = { "reward.shuffle" = true }
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("experiment")
+    settings = {"model": ensure_pocket_model(), "layers": 4, "temperature": 0.7, "tokens": 44, "turns": 1}
+    write_recipe(home / "mini.toml", RECIPE, pool=write_pool(home), **settings)
+    (home / "toy.toml").write_text(EXPERIMENT)
+    return home / "toy.toml"
+
+
+def test_an_arm_that_is_like_an_unknown_one_is_refused(file: Path, tmp_path: Path):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(EXPERIMENT.replace('like = "calibrated"', 'like = "calibated"'))
+    with pytest.raises(FrogNanoError, match="calibated"):
+        load_experiment(wrong)
+
+
+def test_a_typo_in_the_last_arm_shows_before_the_first_one_runs(file: Path):
+    config = load_experiment(file)
+    arm = config.arm["shuffled"].model_copy(update={"set": {"reward.shufle": True}})
+    with pytest.raises(FrogNanoError, match="shufle"):
+        Runner(file, config.model_copy(update={"arm": {**config.arm, "shuffled": arm}}), file.parent / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(900)
+def test_arms_share_what_was_made_before_training_and_nothing_after(file: Path):
+    root = file.parent / "out"
+    done = frognano("experiment", file, "--out", root)
+    assert done.returncode == 0, done.stderr
+    config = load_experiment(file)
+    jobs = {job.arm: job for job in jobs_of(config, root)}
+    assert all(is_done(job) for job in jobs.values())
+    stores = {arm: RunStore.open(job.folder, read_only=True) for arm, job in jobs.items()}
+    try:
+        first = stores["calibrated"]
+        base = {r.trajectory_id for r in first.rollouts(purpose="heldout", policy="base")}
+        budget = spent_tokens(first)
+        assert base
+        assert {r.key.purpose for r in first.rollouts(purpose="recall/")} <= {"recall/1"}
+        for arm in ("uncalibrated", "shuffled"):
+            held = stores[arm]
+            assert {r.trajectory_id for r in held.rollouts(purpose="heldout", policy="base")} == base
+            assert [t.id for t in held.tasks("heldout")] == [t.id for t in first.tasks("heldout")]
+            mine = {r.trajectory_id for r in held.rollouts(purpose="iter1/")}
+            assert mine
+            assert not mine & {r.trajectory_id for r in first.rollouts()}
+        plain = stores["uncalibrated"]
+        assert {r.key.purpose.split("/")[1] for r in plain.rollouts(purpose="iter1/")} == {"train"}
+        assert plain.config["train"]["max_tokens"] == budget
+        # Asked before each update: over by less than one update of 2 x 4 replies of 44 tokens.
+        assert spent_tokens(plain) < budget + 2 * 4 * 44
+        assert not [d for d in plain.decisions() if d.action == "admit"]
+        counts = {arm: len(store.rollouts()) for arm, store in stores.items()}
+    finally:
+        for store in stores.values():
+            store.close()
+    results = json.loads((root / "results.json").read_text())
+    assert results["arms"].keys() == jobs.keys()
+    page = (root / "results.md").read_text()
+    assert "format and skill" in page
+    assert "groups with signal" in page
+    again = frognano("experiment", file, "--out", root)
+    assert again.returncode == 0, again.stderr
+    for arm, job in jobs.items():
+        with RunStore.open(job.folder, read_only=True) as store:
+            assert len(store.rollouts()) == counts[arm]
