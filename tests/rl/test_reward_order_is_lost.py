@@ -94,3 +94,16 @@ def test_sample_loses_ids_mask_or_probabilities_on_the_way() -> None:
 def test_run_without_token_ids_is_trained_on() -> None:
     with pytest.raises(ValueError, match="no token ids"):
         make_group("g", [(run("a", segments=0), WON)], RewardConfig(), 1, None)
+
+
+def test_shuffled_rewards_still_tell_who_won() -> None:
+    """The control's rewards: the same ones in each group, dealt out without looking, and the same after a restart."""
+    rollouts = [(run(f"t{i}"), WON if i < 4 else LOST) for i in range(8)]
+    config = RewardConfig(shuffle=True)
+    correct = 0
+    for g in range(200):
+        dealt = make_group(f"g{g}", rollouts, config, 1, None).rewards()
+        assert dealt == make_group(f"g{g}", rollouts, config, 1, None).rewards()
+        assert sorted(dealt.values()) == [(0.0, 0.0)] * 4 + [(1.0, 1.0)] * 4
+        correct += sum(dealt[f"t{i}"][0] == (i < 4) for i in range(8))
+    assert 0.45 < correct / 1600 < 0.55
