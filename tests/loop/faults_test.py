@@ -135,30 +135,6 @@ def test_a_disk_that_fills_while_tasks_are_calibrated_and_while_updates_are_made
     run.ends()
 
 
-def own_shm() -> None:
-    """/dev/shm of this process alone, as small as a container's."""
-    kill_shim()
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.unshare(0x20000) == 0, os.strerror(ctypes.get_errno())
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/dev/shm"], check=True)
-
-
-def test_scratch_space_that_fills(small: Path, run: Run):
-    """The folder for temporary files while candidates are validated, /dev/shm while rollouts run."""
-    command = run.start(TMPDIR=small)
-    assert command.wait(lambda: "tasks/heldout: 0" in command.err) is None, command.err
-    error = stopped(command, lambda: fill(small))
-    assert f"no space left in {small}" in error
-    assert "run the same command again; nothing is lost" in error
-    (small / "filler").unlink()
-    command = run.start("own_shm")
-    assert command.wait(lambda: run.has(rollouts=3)) is None, command.err
-    error = stopped(command, lambda: fill(Path(f"/proc/{command.pid}/root/dev/shm")))
-    assert "no space left in /dev/shm" in error
-    run.ends()
-
-
 # -- bubblewrap ---------------------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ class Command:
 
     @property
     def err(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def poll(self) -> int | None:
         code = self.forks.ask({"poll": self.pid})
