@@ -124,7 +124,7 @@ def shim() -> None:
     changes = ((Leaf, "run", run), (Grader, "grade", grade), (Trainer, "update", update), (Trainer, "_step", step))
     for place, name, new in (*changes, (checkpoint, "_write", write), (train, "save_checkpoint", save)):
         setattr(place, name, new)
-    Session._secret = secret  # type: ignore[method-assign]
+    Session.secret = secret  # type: ignore[method-assign]
 
 
 def write_model(folder: Path) -> Path:
