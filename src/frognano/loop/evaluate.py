@@ -54,6 +54,8 @@ async def evaluate_recall(session: Session, selected: Sequence[str]) -> None:
     """Whether earlier iterations' tasks are forgotten: each iteration's own tasks under π0, under the policy that they made
     and under the last one. `selected` is π0, π1, …"""
     samples = session.recipe.eval.recall_samples
+    if not samples:
+        return
     by_policy: dict[str, list[Wanted]] = {}
     for iteration in range(1, len(selected)):
         for task in session.store.tasks(f"iter{iteration}"):
