@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from frognano.errors import FrogNanoError
-from frognano.loop.experiment import Runner, is_done, jobs_of, load_experiment
+from frognano.loop.experiment import Queue, Runner, is_done, jobs_of, load_experiment
 from frognano.loop.pilot import spent_tokens
 from frognano.models.pocket import ensure_pocket_model
 from frognano.runs import RunStore
@@ -55,6 +56,40 @@ def test_a_typo_in_the_last_arm_shows_before_the_first_one_runs(file: Path):
     arm = config.arm["shuffled"].model_copy(update={"set": {"reward.shufle": True}})
     with pytest.raises(FrogNanoError, match="shufle"):
         Runner(file, config.model_copy(update={"arm": {**config.arm, "shuffled": arm}}), file.parent / "out")
+
+
+def names(queue: Queue, count: int) -> list[str]:
+    taken = []
+    for _ in range(count):
+        job = queue.take()
+        taken.append(job.name if job else "none")
+    return taken
+
+
+def test_a_core_stands_idle_while_a_seed_of_another_arm_could_run(file: Path, tmp_path: Path):
+    config = load_experiment(file).model_copy(update={"seeds": (0, 1, 2)})
+    jobs = {job.name: job for job in jobs_of(config, tmp_path)}
+    queue = Queue(jobs.values(), ())
+    assert names(queue, 2) == ["calibrated/seed-0", "calibrated/seed-1"]
+    queue.end(jobs["calibrated/seed-1"], ok=True)
+    assert names(queue, 2) == ["calibrated/seed-2", "uncalibrated/seed-1"]
+    with ThreadPoolExecutor(1) as pool:
+        queue.end(jobs["uncalibrated/seed-1"], ok=True)
+        assert names(queue, 1) == ["shuffled/seed-1"]
+        waiting = pool.submit(queue.take)  # seed 0 is not done, and all else was begun
+        assert not wait([waiting], timeout=0.2).done
+        queue.end(jobs["calibrated/seed-0"], ok=True)
+        assert waiting.result(5) == jobs["uncalibrated/seed-0"]
+
+
+def test_hours_go_on_after_a_run_that_failed(file: Path, tmp_path: Path):
+    config = load_experiment(file).model_copy(update={"seeds": (0, 1, 2)})
+    jobs = {job.name: job for job in jobs_of(config, tmp_path)}
+    queue = Queue(jobs.values(), ())
+    assert names(queue, 2) == ["calibrated/seed-0", "calibrated/seed-1"]
+    queue.end(jobs["calibrated/seed-0"], ok=False)
+    assert queue.take() is None
+    assert queue.failed == [jobs["calibrated/seed-0"]]
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_the_kernel_kills_boxes(run: Run):
     while (before := again()) < 2:  # one whose rollout had just ended is not missed
         assert command.wait(lambda: kill(validates=False)) is None, command.err
         seen = run.rollouts()
-        moved = lambda before=before, seen=seen: again() > before or run.has(rollouts=seen + 4)  # noqa: E731
+        moved = lambda before=before, seen=seen: again() > before or run.has(rollouts=seen + 4)
         assert command.wait(moved) is None, command.err
     assert command.wait() == 0, command.err
     run.ends()

@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,43 @@ def is_done(job: Job) -> bool:
         return store.done(DONE) is not None
 
 
+class Queue:
+    """Jobs for several workers: a job waits for the one that it is like, and after one that failed none is begun."""
+
+    def __init__(self, jobs: Iterable[Job], done: Iterable[Path]) -> None:
+        self.failed: list[Job] = []
+        self._waiting = sorted(jobs, key=lambda job: job.like is not None)  # arms that others are like come first
+        self._done = set(done)
+        self._changed = threading.Condition()
+
+    def take(self) -> Job | None:
+        """The next job that may begin, as soon as there is one; None when there will be none."""
+        with self._changed:
+            while self._waiting and not self.failed:
+                for job in self._waiting:
+                    if job.like is None or job.like in self._done:
+                        self._waiting.remove(job)
+                        return job
+                self._changed.wait()
+            return None
+
+    def end(self, job: Job, ok: bool) -> None:
+        with self._changed:
+            if ok:
+                self._done.add(job.folder)
+            else:
+                self.failed.append(job)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """None is begun any more."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+
 class Runner:
-    """Runs jobs as processes of their own, `jobs` at a time; a job waits for the one that it is like."""
+    """Runs jobs as processes of their own, `jobs` at a time."""
 
     def __init__(self, file: Path, config: ExperimentConfig, root: Path) -> None:
         self.config, self.root = config, root
@@ -137,22 +173,28 @@ class Runner:
         done = {job.folder for job in self.jobs if is_done(job)}
         for job in self.jobs:
             print(f"{job.name}: {'done' if job.folder in done else 'to do'}", file=sys.stderr)
-        failed: list[Job] = []
+        queue = Queue((job for job in self.jobs if job.folder not in done), done)
         with ThreadPoolExecutor(self.config.jobs) as pool:
             try:
-                for wave in _waves([j for j in self.jobs if j.folder not in done]):
-                    outcomes = pool.map(self._one, wave)
-                    failed += [job for job, ok in zip(wave, outcomes, strict=True) if not ok]
-                    if failed:
-                        break
+                for worker in [pool.submit(self._work, queue) for _ in range(self.config.jobs)]:
+                    worker.result()
             except BaseException:
+                queue.close()
                 self._stop()
                 raise
-        if failed:
-            logs = ", ".join(str(_log(job)) for job in failed)
+        if queue.failed:
+            logs = ", ".join(str(_log(job)) for job in queue.failed)
             raise FrogNanoError(
-                f"{', '.join(j.name for j in failed)} failed: see {logs}; then run the same command again"
+                f"{', '.join(j.name for j in queue.failed)} failed: see {logs}; then run the same command again"
             )
+
+    def _work(self, queue: Queue) -> None:
+        while (job := queue.take()) is not None:
+            ok = False
+            try:
+                ok = self._one(job)
+            finally:
+                queue.end(job, ok)
 
     def _one(self, job: Job) -> bool:
         chosen = _texts(overrides_of(self.config, job))
@@ -190,15 +232,6 @@ class Runner:
         self._stopped = True
         for child in list(self._children):
             child.send_signal(signal.SIGINT)
-
-
-def _waves(jobs: list[Job]) -> Iterator[list[Job]]:
-    """Jobs that may run at the same time: none of a wave is like another one of it."""
-    first = [job for job in jobs if job.like is None]
-    if first:
-        yield first
-    if rest := [job for job in jobs if job.like is not None]:
-        yield rest
 
 
 def _log(job: Job) -> Path:
