@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from frognano.loop.experiment import Queue, Runner, is_done, jobs_of, load_exper
 from frognano.loop.pilot import spent_tokens
 from frognano.models.pocket import ensure_pocket_model
 from frognano.runs import RunStore
+from frognano.sandbox.resident import tree
 from loop.mini_loop_test import RECIPE, frognano
 from loop.toys import write_pool, write_recipe
 
@@ -92,11 +96,27 @@ def test_hours_go_on_after_a_run_that_failed(file: Path, tmp_path: Path):
     assert queue.failed == [jobs["calibrated/seed-0"]]
 
 
+def stop_it(file: Path, root: Path) -> None:
+    """As `kill` does with a command that nohup began: no run of it goes on."""
+    command = [sys.executable, "-m", "frognano.cli", "experiment", str(file), "--out", str(root)]
+    ignoring = f"import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv({command[0]!r}, {command!r})"
+    runner = subprocess.Popen([sys.executable, "-c", ignoring], stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    while not (root / "calibrated" / "seed-3" / "lock").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    (run,) = tree(runner.pid)[1:2]
+    runner.terminate()
+    assert runner.wait(60) != 0
+    assert not Path(f"/proc/{run}").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(900)
 def test_arms_share_what_was_made_before_training_and_nothing_after(file: Path):
     root = file.parent / "out"
+    stop_it(file, root)
     done = frognano("experiment", file, "--out", root)
     assert done.returncode == 0, done.stderr
     config = load_experiment(file)

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +34,7 @@ SHARED_STEPS = ("secret", "fixed/", "candidate/")
 SHARED_TASKS = ("heldout", "valid", "train")
 SHARED_ROLLOUTS = (("heldout", BASE), ("valid", BASE))
 DONE = "experiment/done"
+GRACE_SECONDS = 20.0
 
 
 class ArmConfig(BaseModel):
@@ -174,7 +176,7 @@ class Runner:
         for job in self.jobs:
             print(f"{job.name}: {'done' if job.folder in done else 'to do'}", file=sys.stderr)
         queue = Queue((job for job in self.jobs if job.folder not in done), done)
-        with ThreadPoolExecutor(self.config.jobs) as pool:
+        with ThreadPoolExecutor(self.config.jobs) as pool, _ended_like_interrupted():
             try:
                 for worker in [pool.submit(self._work, queue) for _ in range(self.config.jobs)]:
                     worker.result()
@@ -230,8 +232,28 @@ class Runner:
 
     def _stop(self) -> None:
         self._stopped = True
-        for child in list(self._children):
+        children, end = list(self._children), time.monotonic() + GRACE_SECONDS
+        for child in children:
             child.send_signal(signal.SIGINT)
+        for child in children:
+            try:
+                child.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:  # started by nohup, which has SIGINT ignored
+                child.kill()
+
+
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """SIGTERM stops the runs too: they would go on without us, and the next command would find their folders in use."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _log(job: Job) -> Path:

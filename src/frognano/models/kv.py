@@ -21,6 +21,8 @@ from frognano.models.llama import (
 
 PREFILL_TOKENS = 2048
 """Prompt tokens in one forward."""
+ROW_TOKENS = 64
+"""A row's own tokens get room in steps of so many."""
 NEVER = -1e9
 """Added to the score of a key that a query may not see."""
 
@@ -28,6 +30,11 @@ NEVER = -1e9
 def causal(length: int, dtype: torch.dtype) -> Tensor:
     """[length, length]: 0 on and below the diagonal, NEVER above."""
     return torch.full((length, length), NEVER, dtype=dtype).triu(1)
+
+
+def with_spare(had: int, needed: int) -> int:
+    """How many to make room for: a quarter more when it grows, so that who joins one by one is seldom copied."""
+    return had if needed <= had else max(needed, had + had // 4)
 
 
 class PrefixMemory:
@@ -136,7 +143,7 @@ class GroupMemory:
         self.width = max(self.width, longest)
         groups, _, width, _ = self._keys[0].shape
         if last > groups or self.width > width:
-            self._move(slice(0, first), max(last, 2 * groups), max(self.width, width))
+            self._move(slice(0, first), with_spare(groups, last), max(self.width, width))
         for held, new in zip((*self._keys, *self._values), (*keys, *values), strict=True):
             held[first:last, :, :longest] = new
 
@@ -149,7 +156,9 @@ class GroupMemory:
             new[: len(part), :, : part.shape[2]] = part
             return new
 
-        self._keys, self._values = [moved(k) for k in self._keys], [moved(v) for v in self._values]
+        for held in (self._keys, self._values):  # layer by layer: two copies of one layer at a time, not of all
+            for i, old in enumerate(held):
+                held[i] = moved(old)
 
     def keys(self, layer: int) -> Tensor:
         """[G, K, T, E]."""
@@ -176,7 +185,7 @@ class RowMemory:
     def __init__(self, config: LlamaConfig, dtype: torch.dtype) -> None:
         self.config, self.dtype = config, dtype
         self.lengths = torch.zeros(0, dtype=torch.long)
-        self.capacity = 64
+        self.capacity = ROW_TOKENS
         self.keys = [torch.zeros(0, config.kv_heads, self.capacity, config.head_width, dtype=dtype)] * config.layers
         self.values = list(self.keys)
 
@@ -188,18 +197,22 @@ class RowMemory:
         self.reserve(0)
         index = torch.tensor(rows, dtype=torch.long)
         self.lengths = self.lengths[index]
-        self.keys, self.values = [k[index] for k in self.keys], [v[index] for v in self.values]
+        for held in (self.keys, self.values):
+            for i, old in enumerate(held):
+                held[i] = old[index]
 
     def reserve(self, length: int) -> None:
         """Make room for rows of `length` tokens."""
         if length > self.capacity:
-            self.capacity = max(length, 2 * self.capacity)
+            self.capacity = -(-length // ROW_TOKENS) * ROW_TOKENS
         rows, _, capacity, _ = self.keys[0].shape
         if rows >= len(self.lengths) and capacity == self.capacity:
             return
-        spare = max(len(self.lengths), 2 * rows if rows < len(self.lengths) else rows) - rows
+        spare = with_spare(rows, len(self.lengths)) - rows
 
         def larger(z: Tensor) -> Tensor:
             return torch.nn.functional.pad(z, (0, 0, 0, self.capacity - capacity, 0, 0, 0, spare))
 
-        self.keys, self.values = [larger(k) for k in self.keys], [larger(v) for v in self.values]
+        for held in (self.keys, self.values):
+            for i, old in enumerate(held):
+                held[i] = larger(old)
