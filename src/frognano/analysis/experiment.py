@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from frognano.analysis.intervals import Interval
+from frognano.analysis.picture import picture
 from frognano.analysis.pooled import Measured, Run, counted, gain, parts, rate, read_run, recalled
 from frognano.runs import RunStore
 
 
 def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path:
-    """`results.md` and `results.json` in the experiment's folder, from the runs (named `<arm>/seed-<n>`) that are there."""
+    """`results.md`, `.json` and `.svg` in the experiment's folder, from the runs (named `<arm>/seed-<n>`) that are there."""
     runs: list[Run] = []
     for name, folder in folders.items():
         if (folder / "index.sqlite").exists():
@@ -34,6 +35,7 @@ def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path
         page += _comparison(arms)
     file = root / "results.md"
     file.write_text("\n".join(page) + "\n")
+    (root / "results.svg").write_text(picture(arms))
     numbers = {arm: [_numbers(run) for run in its_runs] for arm, its_runs in arms.items()}
     (root / "results.json").write_text(
         json.dumps({"command": command, "arms": numbers}, indent=1, ensure_ascii=False) + "\n"

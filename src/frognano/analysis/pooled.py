@@ -36,6 +36,8 @@ class Run:
     """π0, π1, … as far as it came."""
     heldout: tuple[Measured, ...]
     recall: tuple[Measured, ...]
+    tokens_before: tuple[int, ...]
+    """Generated for calibration and training before each of the policies was there."""
     training: dict[str, tuple[int, int, int]]
     """Stage to (rollouts, solved, generated tokens): screen, confirm, train."""
     updates: int
@@ -68,15 +70,21 @@ def read_run(store: RunStore, name: str) -> Run:
     tasks = {t.id: t for t in store.tasks()}
     rows = [r for r in store.rollouts() if r.counts]
     stages: dict[str, list[int]] = {stage: [0, 0, 0] for stage in TRAINING}
+    by_iteration: Counter[int] = Counter()
     for r in rows:
         parts = r.key.purpose.split("/")
         if parts[0].startswith("iter"):
+            by_iteration[int(parts[0].removeprefix("iter"))] += r.generated_tokens
             held = stages[parts[1]]
             held[0], held[1], held[2] = held[0] + 1, held[1] + r.resolved, held[2] + r.generated_tokens
     train = [values for _, values in store.metrics("train")]
+    policies = (BASE, *map(str, store.steps("policies/").values()))
     return Run(
         name=name,
-        policies=(BASE, *map(str, store.steps("policies/").values())),
+        policies=policies,
+        tokens_before=tuple(
+            sum(n for iteration, n in by_iteration.items() if iteration <= i) for i in range(len(policies))
+        ),
         heldout=tuple(Measured(r, tasks[r.key.task_id]) for r in rows if r.key.purpose == HELDOUT),
         recall=tuple(Measured(r, tasks[r.key.task_id]) for r in rows if r.key.purpose.startswith("recall/")),
         training={stage: (n, k, tokens) for stage, (n, k, tokens) in stages.items()},
