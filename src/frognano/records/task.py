@@ -55,6 +55,7 @@ class Validation(Record):
     gold_runs: int = Field(ge=0)
     noop_resolved: bool
     seconds: float = 0.0
+    test_seconds: float | None = Field(None, ge=0, description="What the graded tests take on the clean tree.")
 
 
 class PolicyEvaluation(Record):

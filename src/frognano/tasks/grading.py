@@ -41,7 +41,9 @@ class GradingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    cpu_seconds: float = Field(default=60.0, gt=0, description="Of each of the two runs.")
+    cpu_seconds: float = Field(
+        default=60.0, gt=0, description="Of each of the two runs; less where the tests are known to take much less."
+    )
     wall_seconds: float = Field(default=600.0, gt=0)
     limits: Limits = Limits.model_validate({"cpu_seconds": 200.0, "wall_seconds": 1300.0})
     attempts: int = Field(default=2, ge=1, description="Tries while the sandbox itself fails.")
@@ -53,6 +55,13 @@ def judge(outcomes: Mapping[str, Outcome], f2p: Sequence[str], p2p: Sequence[str
         raise TaskError("a task without fail-to-pass tests cannot be graded")
     fixed = all(outcomes.get(i) in _PASSES for i in f2p)
     return fixed and all(outcomes.get(i) in _STAYS for i in p2p)
+
+
+def brief(task: Task, most: float) -> float:
+    """CPU seconds for one run of the task's tests. An answer that loops for ever costs what eighty others do, so it is
+    ended soon: after ten times what the tests take on the clean tree, and ten seconds to start in."""
+    usual = task.validation.test_seconds
+    return most if usual is None else min(most, 10.0 + 10.0 * usual)
 
 
 class Grader:
@@ -122,7 +131,7 @@ class Grader:
     ) -> list[SuiteReport]:
         """Pass-to-pass tests run only when every fail-to-pass test passed: else the verdict is known."""
         settings = RunSettings(
-            self.config.cpu_seconds,
+            brief(task, self.config.cpu_seconds),
             self.config.wall_seconds * len(groups),
             plugins=plugins_of(task.environment),
             changed=tuple(changed),

@@ -157,7 +157,11 @@ async def validate(
         hidden_files=tuple(sorted({file_of(t) for t in f2p})),
         failures={t: first.failures[t] for t in f2p if t in first.failures},
         validation=Validation(
-            bug_runs=config.bug_runs, gold_runs=baseline.runs, noop_resolved=noop, seconds=time.monotonic() - start
+            bug_runs=config.bug_runs,
+            gold_runs=baseline.runs,
+            noop_resolved=noop,
+            seconds=time.monotonic() - start,
+            test_seconds=sum(baseline.durations.get(t, 0.0) for t in (*f2p, *p2p)),
         ),
     )
 
