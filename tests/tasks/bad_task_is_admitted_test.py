@@ -103,6 +103,7 @@ def test_the_tests_of_a_bug_are_found(world: World) -> None:
     assert "tests/test_other.py::test_other" in world.task.p2p
     assert world.validated.failures[f"{T}::test_below"].source == "assert clamp(-1, 0, 5) == 0"
     assert not world.task.validation.noop_resolved
+    assert world.task.validation.test_seconds  # how long a grade may take follows from it
     assert world.baseline.covering("calc.py", 16, 16) == ()
     number = f"{T}::TestDouble::test_number[0]"
     assert number in world.baseline.covering("calc.py", 13, 13)

@@ -14,7 +14,7 @@ from frognano.records import Outcome, Status, Task, Verdict
 from frognano.sandbox.base import BoxSpec, SandboxError
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
 from frognano.tasks.errors import TaskError
-from frognano.tasks.grading import Grader, GradingConfig, judge
+from frognano.tasks.grading import Grader, GradingConfig, brief, judge
 
 from .conftest import BUG, CALC, World
 
@@ -210,3 +210,13 @@ async def test_a_failing_sandbox_is_no_score(world: World) -> None:
     assert broken.opened == 2
     assert isinstance(verdict, Verdict)
     assert isinstance(world.task, Task)
+
+
+def test_an_answer_that_loops_costs_minutes_where_the_tests_take_a_second(world: World) -> None:
+    def limit(usual: float | None) -> float:
+        validation = world.task.validation.model_copy(update={"test_seconds": usual})
+        return brief(world.task.model_copy(update={"validation": validation}), most=60)
+
+    assert limit(0.2) == 12
+    assert limit(40) == 60  # never more than the recipe allows
+    assert limit(None) == 60  # tasks of other makers do not say
