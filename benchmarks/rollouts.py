@@ -34,7 +34,8 @@ from frognano.rollouts.rollout import Judge, Setting
 from frognano.runs.store import RunStore
 from frognano.sandbox.base import Limits
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
-from frognano.taskpilot.sources.mutation import Mutation, MutationConfig
+from frognano.taskpilot.sources.mutation import Mutation
+from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.taskpilot.workshop import Prepared, Workshop
 from frognano.tasks.grading import Grader, GradingConfig, build_judged_tree
 from frognano.tasks.repository import load_repositories

@@ -32,7 +32,7 @@ from frognano.loop.session import cache_folder
 from frognano.records import Task
 from frognano.sandbox.base import BoxKilled, BoxSpec
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
-from frognano.taskpilot.sources.mutation import MutationConfig
+from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.taskpilot.workshop import Prepared, Workshop
 from frognano.tasks.git import apply_patch
 from frognano.tasks.repository import load_repositories

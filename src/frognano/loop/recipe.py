@@ -18,7 +18,7 @@ from frognano.runs.trackers import TrackConfig
 from frognano.sandbox.base import Limits
 from frognano.taskpilot.pilot import PilotConfig
 from frognano.taskpilot.posterior import AdmissionRule
-from frognano.taskpilot.sources.mutation import MutationConfig
+from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.tasks.grading import GradingConfig
 from frognano.tasks.validation_config import ValidationConfig
 
