@@ -106,9 +106,13 @@ def load(store: RunStore) -> ReportData:
         shown=list(_shown(store, heldout or everything, tasks)),
         phases=phases,
         config=config,
-        alarms=alarms(store.metrics("train"), AlarmsConfig.model_validate(config.get("alarms", {}))),
+        alarms=alarms(store.metrics("train"), _limits(config)),
         profile=profile(store),
     )
+
+
+def _limits(config: Mapping[str, Any]) -> AlarmsConfig:
+    return AlarmsConfig.model_validate(config.get("alarms", {})).within(config.get("budget", {}).get("max_turns"))
 
 
 def _counted(rows: Iterable[RolloutRow], value: Any) -> dict[str, Counter[str]]:

@@ -89,7 +89,7 @@ class Updates:
     def _tell_alarms(self, step: int) -> None:
         """One line when an alarm begins and one when it is over; said and recorded once, whatever is computed again."""
         s = self.session
-        begun, over = changes(s.store.metrics("train"), s.recipe.alarms)
+        begun, over = changes(s.store.metrics("train"), s.recipe.alarms.within(s.recipe.budget.max_turns))
         if (not begun and not over) or step in dict(s.store.metrics("alarms")):
             return
         s.store.log("alarms", step, {**{a.name: 0.0 for a in over}, **{a.name: 1.0 for a in begun}})
