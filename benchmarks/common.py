@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 
 
 def cpu() -> float:
@@ -20,15 +21,47 @@ def cpu() -> float:
     )
 
 
-def raw(out: Path | None, machine: str, **found: Any) -> None:
-    """Write what was measured, with command, machine, versions and commit."""
+def peer(name: str) -> str:
+    """The Python of another project's environment, which scripts/peer.sh makes on the first call."""
+    script, env = HERE.parent / "scripts/peer.sh", {"VENV": sys.prefix, **os.environ}
+    made = subprocess.run(["bash", str(script), name], stdout=subprocess.PIPE, text=True, env=env)
+    if made.returncode:
+        raise SystemExit(f"{name} could not be installed, see above: let uv and pip reach a package index")
+    return made.stdout.strip()
+
+
+def earlier(out: Path | None) -> dict[str, Any]:
+    """What a benchmark with --add has found before, in parts; a part of another commit would not be comparable.
+
+    Raises SystemExit where the file says that it was measured by other code.
+    """
+    if out is None or not out.with_suffix(".json").exists():
+        return {}
+    held: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
+    if held["commit"] != commit():
+        raise SystemExit(f"{out} was measured at commit {held['commit'][:12]}: measure it anew, without --add")
+    return held
+
+
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+
+
+def publish(out: Path | None, machine: str, title: str, table: str, parts: list[str], **found: Any) -> None:
+    """Write the table to OUT.md, and what was measured, with command, machine, versions and commit, to
+    OUT.json. ``parts``: the commands of earlier parts."""
     if out is None:
         return
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+    command = f"python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip()
+    machine = machine or f"{platform.machine()}, {os.cpu_count()} cores"
     head = {
-        "command": f"python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip(),
-        "machine": machine or platform.machine(),
-        "commit": commit,
+        "commands": [*parts, command],
+        "machine": machine,
+        "commit": commit(),
         "python": platform.python_version(),
     }
-    out.write_text(json.dumps({**head, **found}, indent=1) + "\n")
+    out.with_suffix(".json").write_text(json.dumps({**head, **found}, indent=1) + "\n")
+    commands = "".join(f"    {c}\n" for c in head["commands"])
+    out.with_suffix(".md").write_text(
+        f"# {title}\n\n{commands}\nMachine: {machine}. CPU seconds of the whole process tree, compared in turn.\n\n{table}\n"
+    )

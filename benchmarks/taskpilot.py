@@ -1,7 +1,6 @@
 """TaskPilot's validation against SWE-smith's, in the same boxes, in CPU seconds of the whole process tree.
 
-    sh benchmarks/peers/swesmith_peer.sh
-    python benchmarks/taskpilot.py --count 12 --out docs/results/taskpilot.json
+    python benchmarks/taskpilot.py --count 12 --out docs/results/taskpilot
 
 1. The same mutants, those of SWE-smith's procedural generator, are judged twice, one after the other: by its own keep rule (a
    fresh box, `git apply`, cold `pytest` of the whole suite as its harness calls it, its log parser, at least one test that the
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,7 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import HERE, cpu, raw
+from common import HERE, cpu, earlier, peer, publish
 
 from frognano.loop.session import cache_folder
 from frognano.records import Task
@@ -50,14 +48,9 @@ PROFILES = {
 PYTEST = ["python", "-m", "pytest", "--disable-warnings", "--color=no", "--tb=no", "--verbose"]
 
 
-def peer(*arguments: str) -> Any:
-    python = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "frognano/peers/swesmith/bin/python"
-    if not python.exists():
-        raise SystemExit("SWE-smith is not installed: sh benchmarks/peers/swesmith_peer.sh")
-    done = subprocess.run(
-        [str(python), str(HERE / "peers/swesmith_peer.py"), *arguments], stdout=subprocess.PIPE, check=True
-    )
-    return json.loads(done.stdout)
+def swesmith(*arguments: str) -> Any:
+    command = [peer("swesmith"), str(HERE / "peers/swesmith_peer.py"), *arguments]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def mutated(prepared: Prepared, patch: bytes) -> Candidate | None:
@@ -120,7 +113,7 @@ async def same_mutants(
 ) -> dict[str, Any]:
     profile = PROFILES[prepared.name]
     a = cpu()
-    patches = peer("generate", profile, str(prepared.snapshot.root), str(count), str(seed))
+    patches = swesmith("generate", profile, str(prepared.snapshot.root), str(count), str(seed))
     spent = {"swesmith generate": cpu() - a, "swesmith clean run": 0.0, "swesmith": 0.0, "ours": 0.0}
     ours: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -151,7 +144,7 @@ async def same_mutants(
         await workshop.close()
         spent["ours"] += cpu() - a
         a = cpu()
-        reports = peer("judge", profile, scratch)
+        reports = swesmith("judge", profile, scratch)
         spent["swesmith"] += cpu() - a
     theirs = {n: bool(r["FAIL_TO_PASS"]) for n, r in reports.items()}
     pairs = [
@@ -264,12 +257,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=12, help="candidates of each kind and repository")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--machine", default="")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md")
+    parser.add_argument("--add", action="store_true", help="to the repositories that OUT.json holds: measured in parts")
     asked = parser.parse_args()
-    found = asyncio.run(measure(asked.repositories.split(","), asked.count, asked.seed))
-    print(table(found))
+    before = earlier(asked.out) if asked.add else {}
+    peer("swesmith")
+    found = before.get("found", {}) | asyncio.run(measure(asked.repositories.split(","), asked.count, asked.seed))
     versions = {"swesmith": "0.0.9", "swebench": "4.1.0"}
-    raw(asked.out, asked.machine, versions=versions, found=found)
+    title = "TaskPilot's validation beside SWE-smith's"
+    print(table(found))
+    publish(asked.out, asked.machine, title, table(found), before.get("commands", []), versions=versions, found=found)
 
 
 if __name__ == "__main__":
