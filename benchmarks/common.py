@@ -1,13 +1,19 @@
-"""What benchmarks share: CPU of a process tree, a machine's description, the raw file."""
+"""What benchmarks share: CPU of a process tree, options, a machine's description, the raw file.
+
+It takes the standard library alone, since scripts of other projects' environments import it too.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import os
 import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +71,53 @@ def publish(out: Path | None, machine: str, title: str, table: str, parts: list[
     out.with_suffix(".md").write_text(
         f"# {title}\n\n{commands}\nMachine: {machine}. CPU seconds of the whole process tree, compared in turn.\n\n{table}\n"
     )
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the script's own text."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def repository_options(doc: str | None, default: str, known: str = "") -> argparse.ArgumentParser:
+    """Those of a benchmark that measures repository by repository: which ones, and where its results go."""
+    parser = options(doc)
+    parser.add_argument("--repositories", default=default, help=known or None)
+    parser.add_argument("--machine", default="")
+    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md")
+    parser.add_argument("--add", action="store_true", help="to the repositories that OUT.json holds: measured in parts")
+    return parser
+
+
+def by_repository(
+    asked: argparse.Namespace,
+    title: str,
+    measure: Callable[[list[str]], Coroutine[Any, Any, dict[str, Any]]],
+    table: Callable[[dict[str, Any]], str],
+    **more: Any,
+) -> None:
+    """Measure the repositories that `repository_options` were given, print the table of all parts and publish it."""
+    before = earlier(asked.out) if asked.add else {}
+    found = before.get("found", {}) | asyncio.run(measure(asked.repositories.split(",")))
+    print(table(found))
+    publish(asked.out, asked.machine, title, table(found), before.get("commands", []), **more, found=found)
+
+
+def update_options(doc: str | None) -> argparse.ArgumentParser:
+    """Those of one update of one trainer on a recorded batch."""
+    parser = options(doc)
+    parser.add_argument("batch", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--groups", type=int, default=0, help="take the first so many; 0: all")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=15)
+    return parser
+
+
+def peak_mb() -> float:
+    """The most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def say_update(spent: Mapping[str, float], loaded: float, numbers: Mapping[str, float], **versions: str) -> None:
+    """What an update cost, as the one line that `trainer.py` reads; `loaded`: MB before it."""
+    print(json.dumps({**spent, "loaded_mb": loaded, "peak_mb": peak_mb(), **numbers, "versions": versions}))

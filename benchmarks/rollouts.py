@@ -13,8 +13,6 @@ of neighbours gives one ratio, and the table their median and quartiles.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import os
 import statistics
 import subprocess
@@ -24,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import cpu, earlier, publish
+from common import by_repository, cpu, repository_options
 
 from frognano.harness.base import Budget
 from frognano.harness.leaf.agent import Leaf
@@ -207,23 +205,16 @@ def spread(ratios: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repositories", default="sqlparse,boltons,more-itertools")
+    parser = repository_options(__doc__, "sqlparse,boltons,more-itertools")
     parser.add_argument("--tasks", type=int, default=2, help="of each repository")
     parser.add_argument("--rollouts", type=int, default=8, help="of each task")
     parser.add_argument("--rounds", type=int, default=3, help="grades of each task's gold patch")
     parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--machine", default="")
-    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md")
-    parser.add_argument("--add", action="store_true", help="to the repositories that OUT.json holds: measured in parts")
     asked = parser.parse_args()
-    names = asked.repositories.split(",")
-    before = earlier(asked.out) if asked.add else {}
-    found = asyncio.run(measure(names, asked.tasks, asked.rollouts, asked.rounds, asked.concurrency))
-    found = before.get("found", {}) | found
-    title = "Graded rollouts, and a grade beside bare pytest"
-    print(table(found))
-    publish(asked.out, asked.machine, title, table(found), before.get("commands", []), found=found)
+    settings = asked.tasks, asked.rollouts, asked.rounds, asked.concurrency
+    by_repository(
+        asked, "Graded rollouts, and a grade beside bare pytest", lambda names: measure(names, *settings), table
+    )
 
 
 if __name__ == "__main__":

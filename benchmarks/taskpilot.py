@@ -14,8 +14,6 @@ machine would only lose it tasks.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
 import re
 import subprocess
@@ -24,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import HERE, cpu, earlier, peer, publish
+from common import HERE, by_repository, cpu, peer, repository_options
 
 from frognano.loop.session import cache_folder
 from frognano.records import Task
@@ -252,21 +250,14 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repositories", default="sqlparse,boltons", help=f"of {', '.join(PROFILES)}")
+    parser = repository_options(__doc__, "sqlparse,boltons", f"of {', '.join(PROFILES)}")
     parser.add_argument("--count", type=int, default=12, help="candidates of each kind and repository")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--machine", default="")
-    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md")
-    parser.add_argument("--add", action="store_true", help="to the repositories that OUT.json holds: measured in parts")
     asked = parser.parse_args()
-    before = earlier(asked.out) if asked.add else {}
     peer("swesmith")
-    found = before.get("found", {}) | asyncio.run(measure(asked.repositories.split(","), asked.count, asked.seed))
     versions = {"swesmith": "0.0.9", "swebench": "4.1.0"}
     title = "TaskPilot's validation beside SWE-smith's"
-    print(table(found))
-    publish(asked.out, asked.machine, title, table(found), before.get("commands", []), versions=versions, found=found)
+    by_repository(asked, title, lambda names: measure(names, asked.count, asked.seed), table, versions=versions)
 
 
 if __name__ == "__main__":
