@@ -3,6 +3,7 @@ judged by it, and nothing half made stays in the way."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -15,9 +16,12 @@ from frognano.records import Status
 from frognano.sandbox import workspace
 from frognano.sandbox.base import ATTEMPTS, BoxSpec, HostKilled, persistently
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
+from frognano.tasks import environment
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import apply_patch, git, init, make_patch
 from frognano.tasks.grading import Grader
+from frognano.tasks.repository import RepositoryConfig
+from frognano.tasks.snapshot import fetch_snapshot
 from frognano.tasks.trees import Trees
 
 from .conftest import World
@@ -139,3 +143,27 @@ def test_a_patch_is_made_of_nothing(doomed: Doomed) -> None:
     doomed("diff", 1)
     with pytest.raises(HostKilled, match="git diff"):
         make_patch("a.py", b"x\n", b"y\n")
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Path:
+    """A program that dies at once."""
+    file = tmp_path / "shim"
+    file.write_text("#!/bin/sh\nkill -KILL $$\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_a_killed_uv_says_nothing(tmp_path: Path, shim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *given, **named: str(shim))
+    with pytest.raises(HostKilled, match=r"uv venv .*SIGKILL.*run the same command again"):
+        environment._uv(tmp_path, "venv")
+
+
+def test_a_killed_pip_passes_for_a_release_that_is_not_there(
+    tmp_path: Path, shim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(shim))
+    config = RepositoryConfig(name="x", version="1", sha256="0" * 64, tests=("tests",))
+    with pytest.raises(HostKilled, match=r"pip download .*SIGKILL.*run the same command again"):
+        asyncio.run(fetch_snapshot(config, tmp_path))
