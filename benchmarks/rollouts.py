@@ -1,20 +1,20 @@
 """Graded rollouts per CPU-minute without the cost of sampling, and a grade against bare pytest of the same tests.
 
-    python benchmarks/rollouts.py --out docs/results/rollouts.json
+    python benchmarks/rollouts.py --tasks 3 --rounds 6 --out docs/results/rollouts
 
 Rollouts: a real Leaf run in a real box through `RolloutPool`, whose model is a script: an Edit call with the gold line or
 with a wrong one (another text for each rollout, so that no grade is taken from the store), and a word that it is done. The
 patch is graded in a box of its own.
 
 A grade: `Grader.grade` of the gold patch, against `python -m pytest` of the same test ids on the host, on a copy of the tree
-with that patch, without a box, no bytecode left from before; both in turn, in CPU seconds of the whole process tree.
+with that patch, without a box, no bytecode left from before; both in turn, in CPU seconds of the whole process tree. Each pair
+of neighbours gives one ratio, and the table their median and quartiles.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import cpu, raw
+from common import by_repository, cpu, repository_options
 
 from frognano.harness.base import Budget
 from frognano.harness.leaf.agent import Leaf
@@ -34,7 +34,8 @@ from frognano.rollouts.rollout import Judge, Setting
 from frognano.runs.store import RunStore
 from frognano.sandbox.base import Limits
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
-from frognano.taskpilot.sources.mutation import Mutation, MutationConfig
+from frognano.taskpilot.sources.mutation import Mutation
+from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.taskpilot.workshop import Prepared, Workshop
 from frognano.tasks.grading import Grader, GradingConfig, build_judged_tree
 from frognano.tasks.repository import load_repositories
@@ -133,10 +134,12 @@ def bare(tree: Path, venv: Path, task: Task) -> float:
 
 async def grades(
     boxes: BubblewrapSandboxes, trees: Trees, prepared: Prepared, tasks: list[tuple[Task, Mutation]], rounds: int
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
+    """For each task its pairs of CPU seconds, and how many tests they ran."""
     grader = Grader(boxes, trees, GradingConfig())
-    ours, host = [], []
+    found = []
     for task, _ in tasks:
+        ours, host = [], []
         base, hidden = await trees.solver(task), await trees.hidden(task)
         await grader.grade(task, task.gold_patch)  # the first box of a tree packs it
         with tempfile.TemporaryDirectory(dir=boxes.scratch) as scratch:
@@ -149,7 +152,9 @@ async def grades(
                 if not verdict.resolved:
                     raise SystemExit(f"gold is not paid: {verdict.evidence}")
                 host.append(bare(tree, prepared.venv, task))
-    return {"grade": ours, "bare": host}
+        tests = len(task.f2p) + len(task.p2p)
+        found.append({"task": task.id, "tests": tests, "grade": ours, "bare": host})
+    return found
 
 
 async def measure(names: list[str], tasks: int, each: int, rounds: int, concurrency: int) -> dict[str, Any]:
@@ -172,34 +177,44 @@ async def measure(names: list[str], tasks: int, each: int, rounds: int, concurre
 
 def table(found: dict[str, Any]) -> str:
     out = [
-        "| repository | rollouts | verdicts | graded rollouts per CPU-minute | CPU-s of a grade | of bare pytest | ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| repository | rollouts | verdicts | graded rollouts per CPU-minute | tasks × rounds | CPU-s of a grade "
+        "| of bare pytest | ratio: median (quartiles) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    every: list[float] = []
     for name, f in found.items():
-        r, g = f["rollouts"], f["grades"]
-        ours, host = (sum(g[k]) / len(g[k]) for k in ("grade", "bare"))
+        r, tasks = f["rollouts"], f["grades"]
+        pairs = [pair for t in tasks for pair in zip(t["grade"], t["bare"], strict=True)]
+        ratios = [grade / host for grade, host in pairs]
+        every += ratios
+        ours, host = (statistics.median(side) for side in zip(*pairs, strict=True))
         verdicts = ", ".join(f"{n} {v}" for v, n in r["verdicts"].items())
         out.append(
             f"| {name} | {r['rollouts']} | {verdicts} | {60 * r['rollouts'] / r['cpu_seconds']:.1f} "
-            f"| {ours:.2f} | {host:.2f} | {ours / host:.2f} |"
+            f"| {len(tasks)} × {len(tasks[0]['grade'])} | {ours:.2f} | {host:.2f} | {spread(ratios)} |"
         )
+    out.append(f"| all {len(every)} pairs | | | | | | | {spread(every)} |")
     return "\n".join(out)
 
 
+def spread(ratios: list[float]) -> str:
+    if len(ratios) < 2:
+        return f"{ratios[0]:.2f}"
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repositories", default="sqlparse,boltons,more-itertools")
+    parser = repository_options(__doc__, "sqlparse,boltons,more-itertools")
     parser.add_argument("--tasks", type=int, default=2, help="of each repository")
     parser.add_argument("--rollouts", type=int, default=8, help="of each task")
     parser.add_argument("--rounds", type=int, default=3, help="grades of each task's gold patch")
     parser.add_argument("--concurrency", type=int, default=4)
-    parser.add_argument("--machine", default="")
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    names = asked.repositories.split(",")
-    found = asyncio.run(measure(names, asked.tasks, asked.rollouts, asked.rounds, asked.concurrency))
-    print(table(found))
-    raw(asked.out, asked.machine, found=found)
+    settings = asked.tasks, asked.rollouts, asked.rounds, asked.concurrency
+    by_repository(
+        asked, "Graded rollouts, and a grade beside bare pytest", lambda names: measure(names, *settings), table
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """TaskPilot's validation against SWE-smith's, in the same boxes, in CPU seconds of the whole process tree.
 
-    sh benchmarks/peers/swesmith_peer.sh
-    python benchmarks/taskpilot.py --count 12 --out docs/results/taskpilot.json
+    python benchmarks/taskpilot.py --count 12 --out docs/results/taskpilot
 
 1. The same mutants, those of SWE-smith's procedural generator, are judged twice, one after the other: by its own keep rule (a
    fresh box, `git apply`, cold `pytest` of the whole suite as its harness calls it, its log parser, at least one test that the
@@ -15,10 +14,7 @@ machine would only lose it tasks.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
-import os
 import re
 import subprocess
 import sys
@@ -26,13 +22,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import HERE, cpu, raw
+from common import HERE, by_repository, cpu, peer, repository_options
 
 from frognano.loop.session import cache_folder
 from frognano.records import Task
 from frognano.sandbox.base import BoxKilled, BoxSpec
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
-from frognano.taskpilot.sources.mutation import MutationConfig
+from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.taskpilot.workshop import Prepared, Workshop
 from frognano.tasks.git import apply_patch
 from frognano.tasks.repository import load_repositories
@@ -50,14 +46,9 @@ PROFILES = {
 PYTEST = ["python", "-m", "pytest", "--disable-warnings", "--color=no", "--tb=no", "--verbose"]
 
 
-def peer(*arguments: str) -> Any:
-    python = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "frognano/peers/swesmith/bin/python"
-    if not python.exists():
-        raise SystemExit("SWE-smith is not installed: sh benchmarks/peers/swesmith_peer.sh")
-    done = subprocess.run(
-        [str(python), str(HERE / "peers/swesmith_peer.py"), *arguments], stdout=subprocess.PIPE, check=True
-    )
-    return json.loads(done.stdout)
+def swesmith(*arguments: str) -> Any:
+    command = [peer("swesmith"), str(HERE / "peers/swesmith_peer.py"), *arguments]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def mutated(prepared: Prepared, patch: bytes) -> Candidate | None:
@@ -120,7 +111,7 @@ async def same_mutants(
 ) -> dict[str, Any]:
     profile = PROFILES[prepared.name]
     a = cpu()
-    patches = peer("generate", profile, str(prepared.snapshot.root), str(count), str(seed))
+    patches = swesmith("generate", profile, str(prepared.snapshot.root), str(count), str(seed))
     spent = {"swesmith generate": cpu() - a, "swesmith clean run": 0.0, "swesmith": 0.0, "ours": 0.0}
     ours: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -151,7 +142,7 @@ async def same_mutants(
         await workshop.close()
         spent["ours"] += cpu() - a
         a = cpu()
-        reports = peer("judge", profile, scratch)
+        reports = swesmith("judge", profile, scratch)
         spent["swesmith"] += cpu() - a
     theirs = {n: bool(r["FAIL_TO_PASS"]) for n, r in reports.items()}
     pairs = [
@@ -259,17 +250,14 @@ def table(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repositories", default="sqlparse,boltons", help=f"of {', '.join(PROFILES)}")
+    parser = repository_options(__doc__, "sqlparse,boltons", f"of {', '.join(PROFILES)}")
     parser.add_argument("--count", type=int, default=12, help="candidates of each kind and repository")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--machine", default="")
-    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    found = asyncio.run(measure(asked.repositories.split(","), asked.count, asked.seed))
-    print(table(found))
+    peer("swesmith")
     versions = {"swesmith": "0.0.9", "swebench": "4.1.0"}
-    raw(asked.out, asked.machine, versions=versions, found=found)
+    title = "TaskPilot's validation beside SWE-smith's"
+    by_repository(asked, title, lambda names: measure(names, asked.count, asked.seed), table, versions=versions)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """One update on one recorded batch: FrogNano's trainer against TRL's GRPOTrainer, a fresh process each, interleaved.
 
     python benchmarks/trainer.py record runs/seeds/seed-1 batch.json      # from rollouts that a run has made
-    python benchmarks/trainer.py run batch.json --out docs/results/trainer.json
+    python benchmarks/trainer.py run batch.json --repeats 3 --out docs/results/trainer
 
 Both get the same pocket model in float32, its top 15 of 30 layers trainable, the same token ids, masks, sampling log-probs and
 rewards, AdamW with the same numbers. TRL comes by `rollout_func` and is installed by scripts/peer.sh into a place of its own.
 Before anything is measured the gradients are compared: if they differ, the comparison is void and the command fails.
+What OUT.json holds of the same batch, settings and commit is not measured again: a command that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,7 +21,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from common import HERE, earlier, peer, publish
+
 TOLERANCE = 1e-3
 """Of the gradient's norm; float32 and two orders of summation give about 1e-5."""
 
@@ -105,20 +106,26 @@ def start(python: str, script: str, *arguments: object, threads: int = 1) -> dic
 
 def table(measured: list[dict[str, Any]], trained: int, real: int) -> str:
     lines = [
-        "| trainer | threads | CPU-s | trained tokens / CPU-s | all tokens of the rows / CPU-s | peak MB "
-        "| FrogNano is faster | FrogNano needs of its memory |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| trainer | threads | runs | CPU-s: median (all) | trained tokens / CPU-s | tokens of the rows / CPU-s | wall s "
+        "| peak MB | FrogNano is faster | FrogNano's share of the memory |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    cells: dict[tuple[str, int], tuple[float, float]] = {}
+    cells: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for m in measured:
-        key = (m["trainer"], m["threads"])
-        same = [x for x in measured if (x["trainer"], x["threads"]) == key]
-        cells[key] = (statistics.median(x["cpu_seconds"] for x in same), max(x["peak_mb"] for x in same))
-    for (name, threads), (cpu, peak) in sorted(cells.items(), key=lambda x: x[0][1]):
-        ours = cells.get(("FrogNano", threads))
-        ratio = f"{cpu / ours[0]:.1f}× | {ours[1] / peak:.2f}×" if ours and name != "FrogNano" else "|"
+        cells.setdefault((m["trainer"], m["threads"]), []).append(m)
+
+    def middle(runs: list[dict[str, Any]], what: str = "cpu_seconds") -> float:
+        return statistics.median(r[what] for r in runs)
+
+    for (name, threads), runs in sorted(cells.items(), key=lambda x: (x[0][1], list(TRAINERS).index(x[0][0]))):
+        cpu, peak = middle(runs), max(r["peak_mb"] for r in runs)
+        ours, ratio = cells.get(("FrogNano", threads)), "|"
+        if ours and name != "FrogNano":
+            ratio = f"{cpu / middle(ours):.1f}× | {max(r['peak_mb'] for r in ours) / peak:.2f}×"
+        every = ", ".join(f"{r['cpu_seconds']:.1f}" for r in runs)
         lines.append(
-            f"| {name} | {threads} | {cpu:.1f} | {trained / cpu:.1f} | {real / cpu:.0f} | {peak:.0f} | {ratio} |"
+            f"| {name} | {threads} | {len(runs)} | {cpu:.1f} ({every}) | {trained / cpu:.1f} | {real / cpu:.0f} "
+            f"| {middle(runs, 'wall_seconds'):.1f} | {peak:.0f} | {ratio} |"
         )
     return "\n".join(lines)
 
@@ -126,49 +133,55 @@ def table(measured: list[dict[str, Any]], trained: int, real: int) -> str:
 def run(given: argparse.Namespace) -> None:
     from frognano.models.pocket import ensure_pocket_model
 
-    model = ensure_pocket_model()
-    trl = subprocess.run(["bash", str(HERE.parent / "scripts/peer.sh"), "trl"], stdout=subprocess.PIPE, text=True)
-    if trl.returncode:
-        sys.exit("error: TRL could not be installed, see above")
-    theirs = trl.stdout.strip()
+    model, theirs = ensure_pocket_model(), peer("trl")
     batch = json.loads(given.batch.read_text())
-    with tempfile.TemporaryDirectory(dir=given.scratch) as scratch:
-        cut, file = Path(scratch) / "small.json", Path(scratch) / "gradients.pt"
-        cut.write_text(json.dumps(small(batch)))
-        start(theirs, "trainer_trl.py", cut, model, "--rows", 4, "--gradients", file)
-        gap = start(sys.executable, "trainer_ours.py", cut, model, "--compare", file)
-    print(f"gradients differ by {gap['gradient_gap']:.1e} of their norm {gap['gradient_norm']:.3f}", flush=True)
-    if not gap["gradient_gap"] < TOLERANCE:
-        sys.exit("error: the two trainers compute different gradients: the comparison would be void")
     rows = [(g["prompt_ids"], r) for g in batch["groups"][: given.groups or None] for r in g["rows"]]
     trained, real = sum(sum(r["loss_mask"]) for _, r in rows), sum(len(p) + len(r["ids"]) for p, r in rows)
-    measured: list[dict[str, Any]] = []
-    said = {
-        "command": " ".join(sys.argv),
-        "machine": given.machine or f"{platform.machine()}, {os.cpu_count()} cores",
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip(),
-        "batch": {"source": batch["source"], "rows": len(rows), "trained_tokens": trained, "tokens": real},
-        "gradients": gap,
-        "measured": measured,
-    }
-    for _ in range(given.repeats):
+    settings = {"batch": str(given.batch), "groups": given.groups, "micro_batch_tokens": given.micro_batch_tokens}
+    before = earlier(given.out)
+    if before and before["settings"] != settings:
+        sys.exit(f"error: {given.out} holds another measurement, {before['settings']}: name another file")
+    gap = before.get("gradients") or gradients(batch, model, theirs, given.scratch)
+    print(f"gradients differ by {gap['gradient_gap']:.1e} of their norm {gap['gradient_norm']:.3f}", file=sys.stderr)
+    if not gap["gradient_gap"] < TOLERANCE:
+        sys.exit("error: the two trainers compute different gradients: the comparison would be void")
+    groups = len(batch["groups"][: given.groups or None])
+    head = (
+        f"{groups} groups, {len(rows)} rollouts, {trained} trained tokens, {real} tokens in the rows; {batch['source']}. "
+        f"The gradients of both differ by {gap['gradient_gap']:.1e} of their norm (on a smaller batch cut from it).\n\n"
+    )
+    measured: list[dict[str, Any]] = before.get("measured", [])
+    for repeat in range(given.repeats):
         for threads in given.threads:
             for name in given.trainers or TRAINERS:
+                if sum((m["trainer"], m["threads"]) == (name, threads) for m in measured) > repeat:
+                    continue
                 ours = name == "FrogNano"
                 python, script = (sys.executable, "trainer_ours.py") if ours else (theirs, "trainer_trl.py")
                 extra = [*TRAINERS[name], "--groups", given.groups, "--threads", threads]
                 extra += ["--micro-batch-tokens", given.micro_batch_tokens] if ours else []
                 numbers = start(python, script, given.batch, model, *extra, threads=threads)
                 measured.append({"trainer": name, "threads": threads, **numbers})
-                print(
-                    f"{name}, {threads}: {numbers['cpu_seconds']:.1f} CPU-s, {numbers['peak_mb']:.0f} MB",
-                    file=sys.stderr,
+                said = f"{numbers['cpu_seconds']:.1f} CPU-s, {numbers['peak_mb']:.0f} MB"
+                print(f"{name}, {threads}: {said}", file=sys.stderr, flush=True)
+                publish(
+                    *(given.out, given.machine, "Trainer, side by side with TRL's GRPOTrainer"),
+                    head + table(measured, trained, real),
+                    [],
+                    settings=settings,
+                    gradients=gap,
+                    measured=measured,
                 )
-                if given.out:
-                    given.out.parent.mkdir(parents=True, exist_ok=True)
-                    given.out.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
-    print(f"\n{len(rows)} rollouts, {trained} trained tokens, {real} tokens in the rows; {batch['source']}\n")
-    print(table(measured, trained, real))
+    print(f"\n{head}{table(measured, trained, real)}")
+
+
+def gradients(batch: dict[str, Any], model: Path, theirs: str, scratch: Path | None) -> dict[str, Any]:
+    """How far apart the two gradients are, on a small batch."""
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        cut, file = Path(place) / "small.json", Path(place) / "gradients.pt"
+        cut.write_text(json.dumps(small(batch)))
+        start(theirs, "trainer_trl.py", cut, model, "--rows", 4, "--gradients", file)
+        return start(sys.executable, "trainer_ours.py", cut, model, "--compare", file)
 
 
 def main() -> None:

@@ -6,13 +6,12 @@ FILE.
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import time
 from pathlib import Path
 
 import torch
+from common import peak_mb, say_update, update_options
 
 from frognano.models.llama import LlamaWeights
 from frognano.models.policy import LlamaPolicy
@@ -71,12 +70,7 @@ def compare(policy: LlamaPolicy, groups: list[Group], max_tokens: int, file: Pat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("batch", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--groups", type=int, default=0, help="take the first so many; 0: all")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=15)
+    parser = update_options(__doc__)
     parser.add_argument("--micro-batch-tokens", type=int, default=3000)
     parser.add_argument("--compare", type=Path)
     given = parser.parse_args()
@@ -90,14 +84,12 @@ def main() -> None:
         learning_rate=4e-5, betas=(0.9, 0.95), weight_decay=0.0, micro_batch_tokens=given.micro_batch_tokens
     )
     trainer = Trainer(policy, optimizer, DppoConfig())
-    loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loaded = peak_mb()
     cpu, wall = time.process_time(), time.perf_counter()
     metrics = trainer.update(groups)
     spent = {"cpu_seconds": time.process_time() - cpu, "wall_seconds": time.perf_counter() - wall}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     kept = {k: metrics[k] for k in ("loss", "grad_norm", "forward_tokens", "tokens")}
-    versions = {"torch": torch.__version__}
-    print(json.dumps({**spent, "loaded_mb": loaded / 1024, "peak_mb": peak / 1024, **kept, "versions": versions}))
+    say_update(spent, loaded, kept, torch=torch.__version__)
 
 
 if __name__ == "__main__":

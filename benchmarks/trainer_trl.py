@@ -7,10 +7,8 @@ measured lies between the callbacks on_step_begin and on_step_end: padding, adva
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func is experimental; th
 
 import torch
 import trl.trainer.utils
+from common import peak_mb, say_update, update_options
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -44,15 +43,10 @@ class Watch(TrainerCallback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("batch", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--groups", type=int, default=0, help="take the first so many; 0: all")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = update_options(__doc__)
     parser.add_argument("--rows", type=int, default=8, help="per_device_train_batch_size")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--targets-only", action="store_true", help="the head where labels are, as TRL does on a GPU")
-    parser.add_argument("--layers", type=int, default=15)
     parser.add_argument("--gradients", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -121,15 +115,11 @@ def main() -> None:
             rollout_func=rollouts,
             callbacks=[watch],
         )
-        loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        loaded = peak_mb()
         trainer.train()
     said = [x for x in trainer.state.log_history if "grad_norm" in x]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     numbers = {"loss": said[-1]["loss"], "grad_norm": said[-1]["grad_norm"]} if said else {}
-    versions = {"trl": trl.__version__, "torch": torch.__version__}
-    print(
-        json.dumps({**watch.said, "loaded_mb": loaded / 1024, "peak_mb": peak / 1024, **numbers, "versions": versions})
-    )
+    say_update(watch.said, loaded, numbers, trl=trl.__version__, torch=torch.__version__)
 
 
 if __name__ == "__main__":

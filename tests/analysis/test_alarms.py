@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from frognano.analysis.alarms import TITLES, AlarmsConfig, Series, alarms, changes
+from frognano.analysis.data import load
 from frognano.loop.recipe import RecipeConfig
 from frognano.models.policy import LlamaPolicy
 from frognano.rl.dppo import DppoConfig
 from frognano.rl.groups import Group
 from frognano.rl.packing import pack
 from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.runs import RunStore
 from models.tiny import STOP, VOCABULARY, random_ids, sample, save_tiny
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +125,26 @@ def test_numbers_that_are_missing_or_not_finite_stop_the_run():
     odd: Series = [(1, {}), (2, {"entropy": float("nan"), "groups": 0, "stepped": 0.0}), (3, {"entropy": 0.1})]
     assert alarms(odd, CONFIG) == []
     assert changes([], CONFIG) == ([], [])
+
+
+def test_runs_of_one_reply_are_truncated_by_construction():
+    """Every call is the last one then, a right one too: nothing is wrong where the share is 1, or rises."""
+    always, rises = turned(1, truncated=1.0), turned(5, truncated=1.0)
+    for series in (always, rises):
+        assert "truncated" in {a.name for a in alarms(series, CONFIG.within(2))}
+        assert "truncated" in {a.name for a in alarms(series, CONFIG.within(None))}
+        assert alarms(series, CONFIG.within(1)) == []
+        assert all(changes(series[:n], CONFIG.within(1)) == ([], []) for n in range(len(series)))
+    other = alarms(turned(5, truncated=1.0, tool_errors=1.0), CONFIG.within(1))
+    assert {a.name for a in other} == {"tool_errors"}
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_the_report_tells_of_runs_of_one_reply(tmp_path: Path, turns: int):
+    with RunStore.create(tmp_path / "run", {"budget": {"max_turns": turns}}) as store:
+        for step, values in turned(5, truncated=1.0):
+            store.log("train", step, values)
+        assert [a.name for a in load(store).alarms] == (["truncated"] if turns > 1 else [])
 
 
 def trained(folder: Path, learning_rate: float, updates: int = 8) -> list[tuple[int, dict[str, float]]]:

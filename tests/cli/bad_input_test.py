@@ -330,6 +330,17 @@ def test_a_finished_run_is_refused_only_after_its_model_was_loaded(place: Place,
     assert "loading the model" not in err
 
 
+def test_a_run_is_refused_for_other_alarms(place: Place):
+    """The command line takes them over into the run; what it then says is that there is nothing left to do."""
+    config = load_recipe(place.recipe, RecipeConfig).model_dump(mode="json")
+    with RunStore.create(place.out, config) as store:
+        store.finish("policies/1", "i1u1")
+    code, err = place.forks.run("train", place.recipe, "--out", place.out, "--alarms.patience", 9)
+    assert "all 1 iterations of the recipe are done" in said(code, err)
+    with RunStore.open(place.out, read_only=True) as store:
+        assert store.config["alarms"]["patience"] == 9
+
+
 @pytest.mark.parametrize(("to", "words"), [("nodir/x.html", "there is no folder"), ("", "is a folder: name a file")])
 def test_a_report_that_cannot_be_written_names_what_was_asked_for(place: Place, to: str, words: str):
     RunStore.create(place.out, load_recipe(place.recipe, RecipeConfig).model_dump(mode="json")).close()

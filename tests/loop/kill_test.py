@@ -66,7 +66,7 @@ def shim() -> None:
     """What the commands of this test begin with: the grader, the secret, a witness of all sampling and all optimizers, and
     the wish to die in `DIE`: `<moment>/<how often it has come>`."""
     from frognano.harness.leaf.agent import Leaf
-    from frognano.loop import train
+    from frognano.loop import updates
     from frognano.loop.session import Session
     from frognano.records import Status, Verdict
     from frognano.rl import checkpoint
@@ -122,7 +122,7 @@ def shim() -> None:
         return "0123456789abcdef"
 
     changes = ((Leaf, "run", run), (Grader, "grade", grade), (Trainer, "update", update), (Trainer, "_step", step))
-    for place, name, new in (*changes, (checkpoint, "_write", write), (train, "save_checkpoint", save)):
+    for place, name, new in (*changes, (checkpoint, "_write", write), (updates, "save_checkpoint", save)):
         setattr(place, name, new)
     Session.secret = secret  # type: ignore[method-assign]
 

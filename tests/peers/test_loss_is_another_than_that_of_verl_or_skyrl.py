@@ -14,7 +14,9 @@ What differs by design, and is held fast here:
 from __future__ import annotations
 
 import math
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +112,12 @@ def ours(c: Case) -> tuple[float, torch.Tensor]:
 def asked_of(peer: str, tmp_path: Path, made: dict[str, Case]) -> dict[str, dict[str, torch.Tensor]]:
     """Losses and gradients of the peer, computed in its environment, which is made on the first call."""
     script = HERE.parents[1] / "scripts/peer.sh"
-    installed = subprocess.run(["bash", str(script), peer], capture_output=True, text=True)
+    env = {"VENV": sys.prefix, **os.environ}
+    installed = subprocess.run(["bash", str(script), peer], capture_output=True, text=True, env=env)
     if installed.returncode:
         why = installed.stderr.strip().splitlines()[-1:]
         pytest.skip(
-            f"{peer} could not be installed: {why}; let pip reach a package index and run bash scripts/peer.sh {peer}"
+            f"{peer} could not be installed: {why}; let uv and pip reach a package index and run bash scripts/peer.sh {peer}"
         )
     given, taken = tmp_path / "given.pt", tmp_path / "taken.pt"
     torch.save({"cases": made, "delta": DELTA, "clip_ratio_c": 1e9}, given)

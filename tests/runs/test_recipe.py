@@ -141,3 +141,33 @@ def test_a_run_made_before_a_key_cannot_be_resumed(tmp_path: Path):
         RunStore.create(tmp_path / "run", other, filled)
     with pytest.raises(StoreError, match=r"optimizer\.learning_rate"):
         RunStore.create(tmp_path / "run", {**now, "optimizer": {**now["optimizer"], "learning_rate": 1.0}}, filled)
+
+
+def test_alarms_or_trackers_tie_a_run_to_its_recipe(tmp_path: Path):
+    """They change no result: a resumed run takes them over, in its recipe.json too, and everything else stays as it was."""
+    import json
+
+    from frognano.loop.recipe import RecipeConfig, open_run
+    from frognano.runs import RunStore, StoreError
+
+    least = {"run": {"name": "old"}, "model": {"path": "pocket"}, "repositories": {"train": ["a"], "heldout": ["b"]}}
+    told = {"alarms": {"patience": 5, "masked": False}, "track": {"tensorboard": True}}
+    run, stored = tmp_path / "run", tmp_path / "run" / "recipe.json"
+    old = RecipeConfig.model_validate(least).model_dump(mode="json")
+    del old["optimizer"]["warmup"]  # as an earlier version wrote it
+    RunStore.create(run, old).close()
+    before = stored.read_bytes()
+    open_run(run, RecipeConfig.model_validate(least)).close()
+    assert stored.read_bytes() == before
+    with open_run(run, RecipeConfig.model_validate({**least, **told})) as store:
+        assert (store.config["alarms"]["patience"], store.config["track"]["tensorboard"]) == (5, True)
+    now = json.loads(stored.read_text())
+    changed = {section for section in old if now[section] != old[section]}
+    assert (changed, set(now)) == ({"alarms", "track"}, set(old))
+    after = stored.read_bytes()
+    other = RecipeConfig.model_validate({**least, "alarms": {"patience": 9}, "train": {"updates": 7}})
+    with pytest.raises(StoreError, match=r"recipe: train.updates \(200 → 7\)\. "):
+        open_run(run, other)
+    assert stored.read_bytes() == after
+    open_run(run, RecipeConfig.model_validate(least)).close()
+    assert stored.read_bytes() == before

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frognano.taskpilot.sources.mutation import KINDS, OPERATORS, POCKET, Mutation, MutationConfig, is_source, propose
+from frognano.taskpilot.sources.mutation import Mutation, propose
+from frognano.taskpilot.sources.mutation_config import KINDS, OPERATORS, POCKET, MutationConfig
+from frognano.taskpilot.sources.site import is_source
 
 STDLIB = [Path(m) for m in (bisect.__file__, textwrap.__file__, colorsys.__file__)]
 WIDE = MutationConfig.model_validate({"max_per_function": 99, "max_function_lines": 400})

@@ -9,7 +9,8 @@ import pytest
 
 from frognano.taskpilot.example import FailingExample, read_example
 from frognano.taskpilot.ladder import RUNGS, StatementRefused, Style, ladder, leaks, lint
-from frognano.taskpilot.sources.mutation import Mutation, MutationConfig, propose
+from frognano.taskpilot.sources.mutation import Mutation, propose
+from frognano.taskpilot.sources.mutation_config import MutationConfig
 
 SOURCE = '''\
 def clamp(x, low, high):

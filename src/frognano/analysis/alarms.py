@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,6 +37,11 @@ class AlarmsConfig(BaseModel):
     truncated_rise: Limit = Field(0.4, description="Rise of that share over its least of the run.")
     tool_errors: Limit = Field(0.9, description="Share of tool calls that fail.")
     tool_errors_rise: Limit = Field(0.4, description="Rise of that share over its least of the run.")
+
+    def within(self, max_turns: int | None) -> Self:
+        """The limits that mean something under a budget of so many replies. With one alone every run that makes a call is ended
+        by the harness, the good ones too: `truncated` tells nothing then."""
+        return self.model_copy(update={"truncated": False, "truncated_rise": False}) if max_turns == 1 else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from frognano.analysis.alarms import TITLES
 from frognano.analysis.charts import Bar, Line, bar_chart, histogram, line_chart, stacked_bars
-from frognano.analysis.data import ReportData, duration, load
+from frognano.analysis.data import ReportData, load
+from frognano.analysis.facts import duration
 from frognano.analysis.page import cards, page, section, table
 from frognano.analysis.profile import HEAD, STAGES
 from frognano.analysis.profile import table as profile_rows

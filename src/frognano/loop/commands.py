@@ -15,7 +15,7 @@ from frognano.errors import FrogNanoError
 from frognano.loop.evaluate import evaluate_heldout
 from frognano.loop.iterate import HELDOUT, fixed_sets, no_task, run_iterations
 from frognano.loop.pilot import Repositories, calibrated
-from frognano.loop.recipe import RecipeConfig, filled
+from frognano.loop.recipe import RecipeConfig, open_run
 from frognano.loop.session import BASE, Session, cache_folder, check_recipe
 from frognano.loop.train import IterationTrainer
 from frognano.runs.files import no_space
@@ -41,7 +41,7 @@ def _session(
     folder = (out or Path("runs") / recipe.run.name).absolute()  # git and boxes are started in other folders
     known = (folder / "index.sqlite").exists()
     with _full_disk(folder):
-        store = RunStore.create(folder, recipe.model_dump(mode="json"), filled)
+        store = open_run(folder, recipe)
         try:
             check(store, recipe)
             with Live() as live:

@@ -14,11 +14,12 @@ from frognano.models.policy import PolicyConfig
 from frognano.rl.dppo import DppoConfig
 from frognano.rl.reward import RewardConfig
 from frognano.rl.trainer import OptimizerConfig
+from frognano.runs.store import RunStore
 from frognano.runs.trackers import TrackConfig
 from frognano.sandbox.base import Limits
 from frognano.taskpilot.pilot import PilotConfig
 from frognano.taskpilot.posterior import AdmissionRule
-from frognano.taskpilot.sources.mutation import MutationConfig
+from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.tasks.grading import GradingConfig
 from frognano.tasks.validation_config import ValidationConfig
 
@@ -148,3 +149,12 @@ def filled(stored: dict[str, Any]) -> dict[str, Any]:
         return RecipeConfig.model_validate(stored).model_dump(mode="json")
     except ValidationError:
         return stored
+
+
+FREE = ("alarms", "track")
+"""Sections that say what is told of a run, not what it does: they may be others when it is resumed."""
+
+
+def open_run(folder: Path, recipe: RecipeConfig) -> RunStore:
+    """Start the run of a folder, or go on with it. StoreError where it was made with another recipe, FREE left out."""
+    return RunStore.create(folder, recipe.model_dump(mode="json"), filled, FREE)

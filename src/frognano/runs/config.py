@@ -1,9 +1,10 @@
-"""The resolved config of a run, ``recipe.json``: written once, compared whenever the run is opened to go on."""
+"""The resolved config of a run, ``recipe.json``: compared whenever the run is opened to go on. Only sections that change no
+result may be others then."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +30,23 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def require_same_config(path: Path, config: Mapping[str, Any], fill: Fill | None = None) -> None:
-    """Refuse to go on with other settings than the run began with, and name them."""
-    stored = read_config(path)
-    held, given = _flat(fill(stored) if fill else stored), _flat(json.loads(json.dumps(config)))
-    keys = sorted(k for k in held.keys() | given.keys() if held.get(k, _ABSENT) != given.get(k, _ABSENT))
+def go_on_with(path: Path, config: Mapping[str, Any], fill: Fill | None = None, free: Collection[str] = ()) -> None:
+    """Refuse to go on with other settings than the run began with, and name them. Sections of `free` may differ: the run has
+    them as they are given now."""
+    stored, given = read_config(path), json.loads(json.dumps(config))
+    whole = dict(fill(stored)) if fill else stored
+    now = {name: given[name] for name in free if name in given and given[name] != whole.get(name)}
+    held, wanted = _flat({**whole, **now}), _flat(given)
+    keys = sorted(k for k in held.keys() | wanted.keys() if held.get(k, _ABSENT) != wanted.get(k, _ABSENT))
     if keys:
-        shown = ", ".join(f"{k} ({held.get(k, _ABSENT)} → {given.get(k, _ABSENT)})" for k in keys[:5])
+        shown = ", ".join(f"{k} ({held.get(k, _ABSENT)} → {wanted.get(k, _ABSENT)})" for k in keys[:5])
         more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
         raise StoreError(
             f"the run in {path} was made with another recipe: {shown}{more}. "
             "Use another folder (--out), or set them back"
         )
+    if now:
+        write_config(path, {**stored, **now})
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

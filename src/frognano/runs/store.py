@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from frognano.records import ExitReason, Status, Task, Trajectory, Verdict
-from frognano.runs.config import Fill, read_config, require_same_config, write_config
+from frognano.runs.config import Fill, go_on_with, read_config, write_config
 from frognano.runs.files import TEMP_SUFFIX, StoreError, disk_errors
 from frognano.runs.index import Index
 from frognano.runs.lock import RunLock
@@ -54,11 +54,13 @@ class RunStore:
     # -- opening ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any], fill: Fill | None = None) -> Self:
+    def create(
+        cls, path: Path, config: Mapping[str, Any], fill: Fill | None = None, free: Collection[str] = ()
+    ) -> Self:
         """Start the run, or come back to it: an existing run must have been made with the same resolved config, where keys
-        that came later count as `fill` sets them."""
+        that came later count as `fill` sets them. Sections of `free` may be others: the run takes them over."""
         if (path / "index.sqlite").exists():
-            return cls.open(path, config, fill=fill)
+            return cls.open(path, config, fill=fill, free=free)
         with disk_errors(path):
             for name in FOLDERS:
                 (path / name).mkdir(parents=True, exist_ok=True)
@@ -80,7 +82,13 @@ class RunStore:
 
     @classmethod
     def open(
-        cls, path: Path, config: Mapping[str, Any] | None = None, *, read_only: bool = False, fill: Fill | None = None
+        cls,
+        path: Path,
+        config: Mapping[str, Any] | None = None,
+        *,
+        read_only: bool = False,
+        fill: Fill | None = None,
+        free: Collection[str] = (),
     ) -> Self:
         """Open a run for writing (alone), or ``read_only`` beside its writer."""
         if not (path / "index.sqlite").is_file():
@@ -88,7 +96,7 @@ class RunStore:
         lock = None if read_only else RunLock(path / "lock")
         try:
             if config is not None:
-                require_same_config(path, config, fill)
+                go_on_with(path, config, fill, free)
             store = cls(path, Index(path / "index.sqlite", read_only=read_only), lock)
         except BaseException:
             if lock:

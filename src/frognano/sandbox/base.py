@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,24 @@ class ExecResult:
 
 class SandboxError(RuntimeError):
     """The box could not be made or has died through no fault of what ran in it: an infrastructure error."""
+
+
+class HostKilled(SandboxError):
+    """A program that works for us on the host was killed from outside, as the kernel does when memory runs out. What it
+    broke is done again, as with a failing box."""
+
+
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that a program does not get for what it was fed: a crash (SIGSEGV, SIGABRT) is no infrastructure error."""
+
+
+def require_not_killed(program: str, returncode: int) -> None:
+    """HostKilled where a program that has ended was killed from outside; ``returncode`` as subprocess gives it."""
+    if -returncode in _OUTSIDE:
+        raise HostKilled(
+            f"{program} on the host was killed by {signal.Signals(-returncode).name}, as happens when memory runs out: "
+            "close other programs or lift the limit, and run the same command again; nothing is lost"
+        )
 
 
 class BoxKilled(RuntimeError):

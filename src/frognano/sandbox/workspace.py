@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frognano.sandbox.base import SandboxError
+from frognano.sandbox.base import SandboxError, require_not_killed
 
 _JUNK = "__pycache__/\n*.py[co]\n.pytest_cache/\n.mypy_cache/\n.ruff_cache/\n.hypothesis/\n.coverage\n*.egg-info/\n"
 _ENV = {
@@ -68,15 +68,11 @@ class Base:
         """Asked of the host's untouched copy, so that a box cannot hide a file by a .gitignore of its own."""
         if not paths:
             return set()
-        command = ["git", f"--git-dir={self.git}", f"--work-tree={self.workspace}"]
-        found = subprocess.run(
-            [*command, "check-ignore", "--no-index", "-z", "--stdin"],
-            input=b"\0".join(map(os.fsencode, paths)),
-            capture_output=True,
-            env=_ENV,
-            cwd=self.workspace,
-        )
-        return set(map(os.fsdecode, found.stdout.split(b"\0")))
+        asked = b"\0".join(map(os.fsencode, paths))
+        arguments = [f"--work-tree={self.workspace}", "check-ignore", "--no-index", "-z", "--stdin"]
+        # 1: none of them; 128: one lies where the base has a link, which is no fault of ours, and those before it are told
+        found = _git(self.git, arguments, asked, cwd=self.workspace, ok=(0, 1, 128))
+        return set(map(os.fsdecode, found.split(b"\0")))
 
 
 class Bases:
@@ -121,6 +117,7 @@ class Bases:
             contents.append(data)
             if ".git" not in path.split("/"):
                 files.append((path, s.st_mode, data))
+        shutil.rmtree(home, ignore_errors=True)  # what a git that was killed has left of it
         git = home / "git"
         _init(git)
         (git / "info").mkdir()
@@ -151,12 +148,15 @@ def _init(git: Path) -> None:
     (git / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
 
 
-def _git(git: Path, arguments: list[str], stdin: bytes = b"") -> bytes:
-    done = subprocess.run(
-        ["git", f"--git-dir={git}", *arguments], input=stdin, capture_output=True, env=_ENV, cwd=git
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise SandboxError(f"git {arguments[0]} failed: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
+def _git(
+    git: Path, arguments: list[str], stdin: bytes = b"", *, cwd: Path | None = None, ok: tuple[int, ...] = (0,)
+) -> bytes:
+    command = ["git", f"--git-dir={git}", *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, env=_ENV, cwd=cwd or git)
+    if done.returncode not in ok:
+        name = next(a for a in arguments if not a.startswith("-"))
+        require_not_killed(f"git {name}", done.returncode)
+        raise SandboxError(f"git {name} failed: {done.stderr.decode('utf-8', 'replace').strip()[:500]}")
     return done.stdout
 
 

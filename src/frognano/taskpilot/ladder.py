@@ -17,7 +17,8 @@ from typing import Literal
 
 from frognano.records import Statement
 from frognano.taskpilot.example import FailingExample
-from frognano.taskpilot.sources.mutation import KINDS, Mutation
+from frognano.taskpilot.sources.mutation import Mutation
+from frognano.taskpilot.sources.mutation_config import KINDS
 from frognano.taskpilot.sources.source import decode, split_lines
 
 Style = Literal["plain", "pocket"]

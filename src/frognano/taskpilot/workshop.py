@@ -15,7 +15,9 @@ from frognano.sandbox.base import Sandboxes, persistently
 from frognano.taskpilot.arrivals import Rejected
 from frognano.taskpilot.example import FailingExample, read_example
 from frognano.taskpilot.ladder import StatementRefused, Style, is_whole, ladder
-from frognano.taskpilot.sources.mutation import Mutation, MutationConfig, propose
+from frognano.taskpilot.sources.mutation import Mutation, propose
+from frognano.taskpilot.sources.mutation_config import MutationConfig
+from frognano.taskpilot.sources.site_cache import SiteCache
 from frognano.tasks import validation
 from frognano.tasks.assembly import assemble
 from frognano.tasks.baseline import Baseline, measure_baseline
@@ -64,13 +66,14 @@ def part_of(group: str, valid_share: float) -> Part:
 
 
 class Workshop:
-    """`root` gets a Harbor directory per task; `cache` holds what runs share (snapshots, environments, baselines)."""
+    """`root` gets a Harbor directory per task; `cache` holds what runs share (snapshots, environments, baselines, sites)."""
 
     def __init__(
         self, root: Path, cache: Path, sandboxes: Sandboxes, config: ValidationConfig, style: Style, secret: str
     ) -> None:
         self.root, self.cache, self.sandboxes = root, cache, sandboxes
         self.config, self.style, self.secret = config, style, secret
+        self.sites = SiteCache(cache / "sites")
         self.bench: Bench | None = Bench(sandboxes)
         """None: each candidate has a box of its own."""
         for left in (*root.glob(".new-*"), *root.glob(".tree-*")):  # by a process that was killed: a run has one writer
@@ -108,7 +111,7 @@ class Workshop:
         snapshot, lines = repository.snapshot, repository.baseline.lines
         files = {f: (snapshot.root / f).read_bytes() for f in snapshot.sources()}
         covered = {f: set(lines.get(f, ())) for f in files}
-        for mutation in propose(files, covered, seed, config):
+        for mutation in propose(files, covered, seed, config, self.sites.find):
             if part != "all" and part_of(f"{repository.name}:{mutation.file}:{mutation.function}", valid_share) != part:
                 continue
             said = "\0".join([self.secret, repository.name, mutation.file, str(mutation.line), str(mutation.column)])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from frognano.records import Environment, Origin
-from frognano.sandbox.base import BoxSpec, Sandboxes
+from frognano.sandbox.base import BoxSpec, Sandboxes, require_not_killed
 from frognano.sandbox.scratch import temporary
 from frognano.tasks.errors import TaskError
 from frognano.tasks.snapshot import Snapshot, publish
@@ -91,6 +91,7 @@ def _uv(cache: Path, *args: str) -> str:
     env["UV_CACHE_DIR"] = str(cache / "uv")
     done = subprocess.run([uv, *args], env=env, capture_output=True, text=True, timeout=900)
     if done.returncode:
+        require_not_killed(f"uv {args[0]}", done.returncode)
         raise TaskError(f"uv {args[0]} failed: {done.stderr.strip()[-500:]}")
     return done.stdout
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frognano.records import Origin
+from frognano.sandbox.base import require_not_killed
 from frognano.sandbox.scratch import temporary
 from frognano.tasks.errors import TaskError
 from frognano.tasks.git import git, tree_id
@@ -117,6 +118,7 @@ def _from_sdist(repository: RepositoryConfig, tree: Path, scratch: Path) -> None
         done = subprocess.run([*pip, *isolation], cwd=scratch, env=env, capture_output=True, text=True, timeout=600)
         if done.returncode == 0 or _WRONG_HASH in done.stderr:
             break
+    require_not_killed("pip download", done.returncode)
     archives = [p for p in (scratch / "sdist").glob("*") if p.name.endswith((".tar.gz", ".tgz", ".zip"))]
     if _WRONG_HASH in done.stderr:
         raise TaskError(f"{name}: the sdist has another checksum than the pinned one; do not use it, or pin anew")

@@ -1,7 +1,7 @@
 """Operators on values and expressions: each takes one node at its place and yields edits that make a mistake of it.
 
 An operator is a function ``(node, place) -> Iterator[Edit]``; the file is only read. Names and statements are in
-``name_operators.py`` and ``statement_operators.py``; the table of all of them is in ``mutation.py``.
+``name_operators.py`` and ``statement_operators.py``; the table of all of them is in ``mutation_config.py``.
 """
 
 from __future__ import annotations

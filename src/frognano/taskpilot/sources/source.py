@@ -1,4 +1,4 @@
-"""Source: one Python file as bytes, with the exact character span of every libcst node.
+"""Source: one Python file as bytes, with the exact character span of every libcst node. Text: the same without the nodes.
 
 The file is never rendered back. An edit is a span of the decoded text; it is spliced into the original bytes, so line
 ends, encoding, byte order mark, form feeds and trailing blanks of everything else stay as they are.
@@ -13,11 +13,14 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import libcst as cst
 from libcst.metadata import CodePosition, CodeRange, MetadataWrapper, PositionProvider
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
+_UNREADABLE = (SyntaxError, UnicodeError, LookupError)
+"""What Python's own codecs say of a file with a wrong or unknown encoding."""
 
 
 class UnreadableSource(ValueError):
@@ -34,29 +37,63 @@ class Edit:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class Text:
+    """The file as characters and lines: all that placing an edit needs. Made without parsing anything."""
+
     path: str
     raw: bytes
     text: str
     encoding: str
-    module: cst.Module
-    positions: Mapping[cst.CSTNode, CodeRange]
     line_starts: tuple[int, ...]
 
     @classmethod
-    def parse(cls, path: str, raw: bytes) -> Source:
+    def read(cls, path: str, raw: bytes) -> Self:
+        """UnreadableSource where the file does not decode."""
+        return cls(*_decoded(path, raw))
+
+    def line_of(self, offset: int) -> int:
+        """1-based number of the line that holds the character."""
+        low, high = 0, len(self.line_starts)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.line_starts[middle] <= offset else (low, middle)
+        return low + 1
+
+    def splice(self, edit: Edit) -> bytes:
+        """The file's bytes with one span replaced."""
+        bom = codecs.BOM_UTF8 if self.raw.startswith(codecs.BOM_UTF8) else b""
+        start = len(bom) + len(self.text[: edit.start].encode(self.encoding))
+        end = start + len(self.text[edit.start : edit.end].encode(self.encoding))
+        return self.raw[:start] + edit.new.encode(self.encoding) + self.raw[end:]
+
+
+def _decoded(path: str, raw: bytes) -> tuple[str, bytes, str, str, tuple[int, ...]]:
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        encoding = "utf-8" if encoding == "utf-8-sig" else encoding
+        text = raw.removeprefix(codecs.BOM_UTF8).decode(encoding)
+    except _UNREADABLE as error:
+        raise UnreadableSource(f"{path}: {error}") from error
+    return path, raw, text, encoding, (0, *(m.end() for m in _LINE_END.finditer(text)))
+
+
+@dataclass(frozen=True, eq=False)
+class Source(Text):
+    module: cst.Module
+    positions: Mapping[cst.CSTNode, CodeRange]
+
+    @classmethod
+    def read(cls, path: str, raw: bytes) -> Self:
+        """UnreadableSource where the file does not decode or parse, or is not given back letter by letter."""
+        path, raw, text, encoding, starts = _decoded(path, raw)
         try:
-            encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
-            encoding = "utf-8" if encoding == "utf-8-sig" else encoding
-            text = raw.removeprefix(codecs.BOM_UTF8).decode(encoding)
             module = cst.parse_module(text)
-        except (SyntaxError, UnicodeError, LookupError, cst.ParserSyntaxError, RecursionError) as error:
+        except (*_UNREADABLE, cst.ParserSyntaxError, RecursionError) as error:
             raise UnreadableSource(f"{path}: {error}") from error
         if module.code != text:
             raise UnreadableSource(f"{path}: libcst does not reproduce the file, positions would be wrong")
         positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
-        starts = (0, *(m.end() for m in _LINE_END.finditer(text)))
-        return cls(path, raw, text, encoding, module, positions, starts)
+        return cls(path, raw, text, encoding, starts, module, positions)
 
     def span(self, node: cst.CSTNode) -> tuple[int, int]:
         """Characters of the node without its own parentheses."""
@@ -86,21 +123,6 @@ class Source:
     def lines(self, node: cst.CSTNode) -> tuple[int, int]:
         r = self.positions[node]
         return r.start.line, min(r.end.line, len(self.line_starts))
-
-    def line_of(self, offset: int) -> int:
-        """1-based number of the line that holds the character."""
-        low, high = 0, len(self.line_starts)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.line_starts[middle] <= offset else (low, middle)
-        return low + 1
-
-    def splice(self, edit: Edit) -> bytes:
-        """The file's bytes with one span replaced."""
-        bom = codecs.BOM_UTF8 if self.raw.startswith(codecs.BOM_UTF8) else b""
-        start = len(bom) + len(self.text[: edit.start].encode(self.encoding))
-        end = start + len(self.text[edit.start : edit.end].encode(self.encoding))
-        return self.raw[:start] + edit.new.encode(self.encoding) + self.raw[end:]
 
     def attributes(self) -> dict[str, tuple[str, ...]]:
         """Base name (``self``, ``re``, …) to the attributes that this file takes from it, in order of first use."""
