@@ -143,14 +143,15 @@ class Resident:
                 os.kill(pid, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Hang up: the resident ends, and with it its namespace. Killed if it does not within half a second."""
+        """Hang up: the resident ends, and with it its namespace. Killed if it does not within some
+        seconds: what a killed tree has used of the processor is not counted, and a busy machine makes all wait."""
         self._dead = self._dead or "the box is closed"
         if writer := getattr(self, "_writer", None):
             writer.transport.abort()
         self._channel.close()
         waiting = asyncio.create_task(asyncio.to_thread(self._reap))
         try:
-            await asyncio.wait([waiting], timeout=0.5)
+            await asyncio.wait([waiting], timeout=_END_SECONDS)
         finally:  # also when cancelled
             if not waiting.done():
                 self.kill()
