@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,3 +105,9 @@ def test_every_file_says_what_it_is():
         if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))
     ]
     assert [p for p in silent if not p.endswith("__init__.py")] == []
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "scripts"])
+def test_a_script_hides_a_module_of_the_standard_library(folder: str):
+    """Python looks beside a script first: a profile.py there broke every script that imports torch."""
+    assert sorted({p.stem for p in (ROOT / folder).glob("*.py")} & sys.stdlib_module_names) == []
