@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Mapping
@@ -58,7 +59,7 @@ def publish(out: Path | None, machine: str, title: str, table: str, parts: list[
     OUT.json. ``parts``: the commands of earlier parts."""
     if out is None:
         return
-    command = f"python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip()
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     machine = machine or f"{platform.machine()}, {os.cpu_count()} cores"
     head = {
         "commands": [*parts, command],

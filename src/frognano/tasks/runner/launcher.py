@@ -58,6 +58,7 @@ def limit_cpu(request: dict[str, Any]) -> None:
 
 def load() -> None:
     """Import pytest, and close this process to those it will fork: they run code of the repository as the same user."""
+    gc.disable()  # all that is imported stays: looking for garbage in it is a fifth of the work
     import ctypes
 
     import pytest  # noqa: F401
@@ -74,6 +75,8 @@ def load() -> None:
     sys.path.remove(RUNNER)
     ours["prctl"] = ctypes.CDLL(None).prctl
     opaque(True)
+    gc.freeze()  # else the first collection of each child goes through all of it and copies every page
+    gc.enable()
 
 
 def opaque(closed: bool) -> None:
@@ -86,8 +89,6 @@ def serve() -> None:
     import socket
 
     channel = socket.socket(fileno=os.dup(0))
-    gc.collect()
-    gc.freeze()  # else the first collection of each child copies every page
     while True:
         message, streams, _, _ = socket.recv_fds(channel, 1, 3)
         if not message:
