@@ -19,7 +19,7 @@ from typing import Any
 Answer = dict[str, Any]
 ROWS, CONTEXT = 96, 1024
 PAGE = 32
-"""Tokens a page of a paged cache: the smallest that vLLM's kernels for CPUs are fast with, so that most of a prefix is shared."""
+"""Tokens a page of a paged cache: as few as vLLM's kernels for CPUs are fast with, since only full pages are shared."""
 
 
 def cpu_seconds(root: int) -> float:
