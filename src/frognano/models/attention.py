@@ -18,13 +18,21 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out.transpose(1, 2), lse.transpose(1, 2)
 
 
-def with_shared(near: Tensor, near_lse: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Joins what q [N, H, E] sees in keys of its own, `near` [N, H, E] and its `near_lse` [N, H], with what it sees in keys
-    that all of it shares, k and v [K, P, E]: one softmax over both, [N, H, E]. `packed_attention.py` has the equation."""
-    kv = len(k)
-    far, far_lse = flash(q.unflatten(1, (kv, -1)).transpose(0, 1).flatten(1, 2)[None], k[None], v[None])
-    far, far_lse = (z[0].unflatten(1, (len(q), -1)).transpose(0, 1).flatten(1, 2) for z in (far, far_lse))
-    return torch.lerp(far, near, (near_lse - far_lse).sigmoid()[..., None].to(near.dtype))
+def attend_shared(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """q [N, K, R, E] on keys that all of it sees, k and v [K, P, E]: out [N, K, R, E], lse [N, K, R]."""
+    rows = q.transpose(0, 1).flatten(1, 2)[None]
+    out, lse = (z[0].unflatten(1, (len(q), -1)).transpose(0, 1) for z in flash(rows, k[None], v[None]))
+    return out, lse
+
+
+def join(out: list[Tensor], lse: list[Tensor]) -> Tensor:
+    """One softmax over the keys of several places, from what each gave alone: out [..., E], lse [...]. The equation is that of
+    `packed_attention.py`."""
+    share = torch.softmax(torch.stack(lse), 0).to(out[0].dtype)[..., None]
+    joined = out[0] * share[0]
+    for part, weight in zip(out[1:], share[1:], strict=True):
+        joined = torch.addcmul(joined, part, weight)
+    return joined
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, may_see: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frognano.models.attention import causal, grid, with_shared
+from frognano.models.attention import attend_shared, causal, grid, join
 from frognano.models.llama import (
     LlamaConfig,
     LlamaWeights,
@@ -44,18 +44,6 @@ class PrefixMemory:
             self.values.append(v.transpose(0, 1).contiguous())
             if i < c.layers - 1:  # what comes out of the last layer is asked for by nobody
                 x = after_attention(c, layer, x, causal(q[None], k[None], v[None])[0][0].flatten(1))
-
-
-def attend_shared(q: Tensor, k: Tensor) -> Tensor:
-    """Scores of q [N, K, R, E] on keys that all rows share, k [K, P, E]: [N, K, R, P]."""
-    n, kv, r, e = q.shape
-    return (q.transpose(0, 1).reshape(kv, n * r, e) @ k.transpose(-1, -2)).view(kv, n, r, -1).transpose(0, 1)
-
-
-def read_shared(p: Tensor, v: Tensor) -> Tensor:
-    """Values of a shared segment by weights p [N, K, R, P]: [N, K, R, E]."""
-    n, kv, r, t = p.shape
-    return (p.transpose(0, 1).reshape(kv, n * r, t) @ v).view(kv, n, r, -1).transpose(0, 1)
 
 
 class GroupMemory:
@@ -106,7 +94,10 @@ class GroupMemory:
             if i == c.layers - 1:  # only what comes out for the last tokens is asked for
                 x, q, out, lse = x[last], q[last], out[last], lse[last]
             if prefix and before:
-                out = with_shared(out, lse, q, prefix.keys[i], prefix.values[i])
+                q = q.unflatten(1, (c.kv_heads, -1))
+                out, lse = (z.unflatten(1, (c.kv_heads, -1)) for z in (out, lse))
+                far, far_lse = attend_shared(q, prefix.keys[i], prefix.values[i])
+                out = join([out, far], [lse, far_lse]).flatten(1, 2)
             x = after_attention(c, layer, x, out.flatten(1))
         self._append(new_keys, new_values, longest)
         self.lengths += lengths.tolist()

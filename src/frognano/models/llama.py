@@ -8,7 +8,6 @@ Shapes: N tokens or rows, D width, H query heads, K key/value heads, R = H/K que
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -187,13 +186,3 @@ def after_attention(config: LlamaConfig, layer: Layer, x: Tensor, attended: Tens
 def block(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
     """One decoder block on N packed tokens. x: [N, D]; cos, sin: [N, 1, E]."""
     return after_attention(config, layer, x, attend(*heads(config, layer, x, cos, sin)))
-
-
-def softmax_over_segments(scores: list[Tensor], head_width: int) -> list[Tensor]:
-    """One softmax (in fp32) over the concatenated scores [..., T_i], split back to the segments, in the scores' dtype.
-
-    Overwrites the scores; without gradient."""
-    widths = [s.shape[-1] for s in scores]
-    joint = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
-    p = torch.softmax(joint.float().div_(math.sqrt(head_width)), -1).to(joint.dtype)
-    return list(p.split(widths, -1))
