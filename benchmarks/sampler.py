@@ -12,6 +12,7 @@ answer, and a run that is started again with the same --out measures only what i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -94,8 +95,9 @@ class Engine:
         job = {"prompts": prompts, "limit": limit, "temperature": temperature, "seed": seed, "logprobs": logprobs}
         assert self.process.stdin
         before = cpu_seconds(self.process.pid)
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # `_read` says what happened
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
         answer = self._read()
         spent = cpu_seconds(self.process.pid) - before
         if [len(x) for x in answer["ids"]] != [limit] * len(prompts):
@@ -104,21 +106,27 @@ class Engine:
 
     def close(self) -> None:
         assert self.process.stdin
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+            self.process.stdin.close()
         self.process.wait(60)
 
 
 def check(engines: list[Engine], load: Workload, model: Path) -> dict[str, dict[str, float]]:
-    """Whether all compute one model: the log-probs they report of what they sampled, against one fp32 forward."""
+    """Whether all compute one model: the log-probs they report of what they sampled, against one fp32 forward. It is each
+    engine's first answer too: what it compiles and allocates once is not measured."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
     reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     found = {}
-    prompts = load.prompts[:3]
+    prompts = load.prompts[:2]
     for engine in engines:
-        answer, _ = engine.ask(prompts, 24, seed=1, logprobs=True)
+        try:
+            answer, _ = engine.ask(prompts, 24, seed=1, logprobs=True)
+        except RuntimeError as error:
+            print(error, file=sys.stderr, flush=True)
+            continue
         gaps = []
         for prompt, ids, logprobs in zip(prompts, answer["ids"], answer["logprobs"], strict=True):
             with torch.no_grad():
@@ -129,7 +137,7 @@ def check(engines: list[Engine], load: Workload, model: Path) -> dict[str, dict[
         found[engine.name] = {"mean": statistics.fmean(gaps), "max": max(gaps), "tokens": len(gaps)}
         allowed = TOLERANCE["bfloat16" if engine.name.endswith("bfloat16") else "float32"]
         if not found[engine.name]["mean"] < allowed:
-            raise RuntimeError(f"{engine.name} computes another model: |log q - log p| {found[engine.name]}")
+            raise SystemExit(f"{engine.name} computes another model: |log q - log p| {found[engine.name]}")
     return found
 
 
@@ -143,8 +151,6 @@ def measure(
     results: list[dict[str, Any]],
 ) -> Iterator[dict[str, Any]]:
     """What `results` lack, but no answer that would take more than `most` CPU-seconds at the rate of fewer rows."""
-    for engine in engines:
-        engine.ask(load.prompts[:2], 2, seed=0)  # compiles, allocates
     for n in rows:
         for number in range(rounds):
             turn = number % len(engines)
@@ -156,7 +162,11 @@ def measure(
                 known = any((r["rows"], r["round"]) == (n, number) for r in mine)
                 if known or slowest * n * tokens > most:
                     continue
-                answer, spent = engine.ask(load.prompts[:n], tokens, seed=number)
+                try:
+                    answer, spent = engine.ask(load.prompts[:n], tokens, seed=number)
+                except RuntimeError as error:
+                    print(error, file=sys.stderr, flush=True)
+                    continue
                 decoded, decode_cpu = answer["decode"]
                 result = {
                     "engine": engine.name,
@@ -217,9 +227,8 @@ def page(raw: dict[str, Any], names: list[str], rows: list[int]) -> str:
         told = f"{gap['mean']:.1e}, {gap['max']:.1e}" if gap else ""
         lines.append(f"| {name} | {' / '.join(map(str, counts))} | {told} |")
     if raw["most_seconds"]:
-        lines.append(
-            f"\nA dash: it would have taken more than {raw['most_seconds']:.0f} CPU-seconds at the rate of fewer rows."
-        )
+        most = f"{raw['most_seconds']:.0f} CPU-seconds at the rate of fewer rows"
+        lines.append(f"\nA dash: the engine ended, or the answer would have taken more than {most}.")
     return "\n".join(lines) + "\n"
 
 
@@ -257,10 +266,18 @@ def main() -> None:
         raise SystemExit(f"{asked.out} holds another workload: give another --out, or delete it")
     try:
         for name in measured:
-            engines.append(Engine(name, model, len(load.prefix), logs))
+            try:
+                engines.append(Engine(name, model, len(load.prefix), logs))
+            except RuntimeError as error:  # a peer that cannot run here does not keep the others from being measured
+                print(error, file=sys.stderr, flush=True)
+                continue
             print(f"{name}: started in {engines[-1].start_seconds:.0f} s", file=sys.stderr, flush=True)
-        if fresh := [e for e in engines if e.name not in agreement]:
+        fresh = [e for e in engines if e.name not in agreement]
+        if fresh:
             agreement |= check(fresh, load, model)
+        for engine in [e for e in engines if e not in fresh]:
+            engine.ask(load.prompts[:2], 2, seed=0)  # compiles, allocates
+        engines[:] = [e for e in engines if e.name in agreement]
         print(json.dumps(agreement), file=sys.stderr, flush=True)
         for result in measure(engines, load, rows, asked.rounds, asked.tokens, asked.most_seconds, results):
             results.append(result)
