@@ -1,4 +1,4 @@
-"""Attention over many tokens at once: for prompts and for scoring, where scores must never be laid out in memory."""
+"""Attention for prompts, decoding and scoring: scores are never laid out in memory, and keys that many tokens see are held once."""
 
 from __future__ import annotations
 
