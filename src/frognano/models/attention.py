@@ -1,4 +1,4 @@
-"""Attention for prompts, decoding and scoring: scores are never laid out in memory, and keys that many tokens see are held once."""
+"""Attention for prompts, decoding and scoring: scores are never laid out in memory, shared keys are held once."""
 
 from __future__ import annotations
 
