@@ -1,12 +1,6 @@
 """Where the time of a run went: what used the cores, of one update and of the phases around it, as the run itself recorded it.
 
-<<<<<<<< HEAD:benchmarks/core_time.py
 python benchmarks/core_time.py runs/pocket --out docs/results/profile --machine "2 cores, x86-64, AVX2"
-========
-python benchmarks/stages.py runs/pocket --out docs/results/profile --machine "2 cores, x86-64, AVX2"
-
-It is not called profile.py: that would hide the standard library's from whatever lies beside it and imports torch.
->>>>>>>> pilot:benchmarks/stages.py
 """
 
 from __future__ import annotations
@@ -49,11 +43,7 @@ def main() -> None:
         sys.exit(f"{given.run} holds no profile: it was made before runs recorded one")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     said = {
-<<<<<<<< HEAD:benchmarks/core_time.py
         "command": shlex.join(["python", "benchmarks/core_time.py", given.run.name, *sys.argv[2:]]),
-========
-        "command": shlex.join(["python", "benchmarks/stages.py", given.run.name, *sys.argv[2:]]),
->>>>>>>> pilot:benchmarks/stages.py
         "machine": given.machine,
         "run": config["run"]["name"],
         "python": platform.python_version(),

@@ -18,6 +18,8 @@ from typing import Any
 
 Answer = dict[str, Any]
 ROWS, CONTEXT = 96, 1024
+PAGE = 32
+"""Tokens a page of a paged cache: as few as vLLM's kernels for CPUs are fast with, since only full pages are shared."""
 
 
 def cpu_seconds(root: int) -> float:
@@ -136,7 +138,7 @@ class Transformers:
 
 
 class Continuous:
-    """`generate_batch`: continuous batching on pages, blocks of equal prompts shared."""
+    """transformers' continuous batching on pages. The prefix goes first, so that every row finds its full pages computed."""
 
     def __init__(self, model: str, prefix: int) -> None:
         import torch
@@ -153,27 +155,49 @@ class Continuous:
 
         greedy = job["temperature"] == 0
         how = {"do_sample": False} if greedy else {"do_sample": True, "temperature": job["temperature"], "top_k": 0}
-        prompts, page = job["prompts"], 64
+        prompts = job["prompts"]
         # As many pages as the rows need if nothing is shared.
-        pages = sum(-(-(len(p) + job["limit"]) // page) + 1 for p in prompts)
-        config = ContinuousBatchingConfig(
-            num_blocks=pages, page_size=page, max_batch_tokens=512, return_logprobs=True, seed=job["seed"]
-        )
-        out = self.model.generate_batch(
-            prompts,
+        pages = sum(-(-(len(p) + job["limit"]) // PAGE) + 1 for p in prompts) + -(-self.prefix // PAGE) + 1
+        manager_of = self.model.continuous_batching_context_manager(
             generation_config=GenerationConfig(
                 max_new_tokens=job["limit"], eos_token_id=-1, pad_token_id=0, use_cache=True, **how
             ),
-            continuous_batching_config=config,
+            continuous_batching_config=ContinuousBatchingConfig(
+                num_blocks=pages, page_size=PAGE, max_batch_tokens=512, return_logprobs=True, seed=job["seed"]
+            ),
             warmup=False,
         )
-        by_prompt = {tuple(o.prompt_ids): o for o in out.values()}
-        rows = [by_prompt[tuple(p)] for p in prompts]
-        return {"ids": [r.generated_tokens for r in rows], "logprobs": [r.logprobs for r in rows], "decode": None}
+        rows: dict[int, Any] = {}
+        cpu, at = None, 0
+        with manager_of as manager:
+
+            def take() -> Any:
+                while (out := manager.get_result(timeout=1)) is None:
+                    if not manager.is_running():
+                        raise RuntimeError("the generation thread has ended")
+                if out.error is not None:
+                    raise RuntimeError(f"{out.request_id}: {out.error}")
+                return out
+
+            manager.add_request(prompts[0][: self.prefix], request_id="prefix", max_new_tokens=1)
+            while not take().is_finished():
+                pass
+            for i, prompt in enumerate(prompts):
+                manager.add_request(prompt, request_id=str(i), max_new_tokens=job["limit"], streaming=True)
+            while not (len(rows) == len(prompts) and all(r.is_finished() for r in rows.values())):
+                out = take()
+                rows[int(out.request_id)] = out
+                if cpu is None and len(rows) == len(prompts):
+                    cpu, at = cpu_seconds(os.getpid()), sum(len(r.generated_tokens) for r in rows.values())
+        outs = [rows[i] for i in range(len(prompts))]
+        ids = [list(o.generated_tokens) for o in outs]
+        decode = [sum(map(len, ids)) - at, cpu_seconds(os.getpid()) - (cpu or 0.0)]
+        return {"ids": ids, "logprobs": [list(o.logprobs) for o in outs], "decode": decode}
 
 
 class Vllm:
-    """vLLM's offline engine: no HTTP between, compiled, with its prefix cache filled by a request for the prefix alone."""
+    """vLLM's offline engine: no HTTP and no second process between, compiled, its prefix cache filled by a request for the
+    prefix alone. Requests get no seed of their own, with which vLLM draws row by row."""
 
     def __init__(self, model: str, prefix: int, dtype: str) -> None:
         from vllm import LLM
@@ -184,6 +208,7 @@ class Vllm:
             dtype=dtype,
             max_model_len=CONTEXT,
             max_num_seqs=ROWS,
+            block_size=PAGE,
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
             enforce_eager=bool(os.environ.get("SAMPLER_EAGER")),
@@ -199,15 +224,10 @@ class Vllm:
             [{"prompt_token_ids": prompts[0][: self.prefix]}], SamplingParams(max_tokens=1), use_tqdm=False
         )
         self.jobs += 1
+        sampling = SamplingParams(
+            temperature=job["temperature"], max_tokens=job["limit"], ignore_eos=True, logprobs=0, detokenize=False
+        )
         for i, prompt in enumerate(prompts):
-            sampling = SamplingParams(
-                temperature=job["temperature"],
-                max_tokens=job["limit"],
-                ignore_eos=True,
-                logprobs=0,
-                detokenize=False,
-                seed=job["seed"] + i,
-            )
             engine.add_request(f"{self.jobs}-{i}", {"prompt_token_ids": prompt}, sampling)
         rows: dict[int, Any] = {}
         cpu, at = None, 0

@@ -41,7 +41,7 @@ async def test_engine_error_reaches_only_some_or_ends_the_engine(
 ) -> None:
     """Two are being answered, two wait for a row: all four are told, and then it works again, for old sessions too."""
     idle = await ask(engine, "idle", seed=1)
-    monkeypatch.setattr("frognano.models.decoder.softmax_over_segments", _broken)
+    monkeypatch.setattr("frognano.models.decoder.join", _broken)
     outs = await asyncio.gather(*(ask(engine, f"s{i}", limit=50) for i in range(4)), return_exceptions=True)
     assert [str(o) for o in outs] == ["memory is short"] * 4
     monkeypatch.undo()

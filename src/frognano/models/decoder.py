@@ -7,16 +7,10 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from frognano.models.kv import (
-    NEVER,
-    GroupMemory,
-    PrefixMemory,
-    RowMemory,
-    attend_shared,
-    read_shared,
-)
+from frognano.models.attention import attend_shared, flash, join
+from frognano.models.kv import NEVER, GroupMemory, PrefixMemory, RowMemory
 from frognano.models.linear import laid_out, linear
-from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table, softmax_over_segments
+from frognano.models.llama import LlamaWeights, block, rms_norm, rope_table
 
 
 class Decoder:
@@ -104,15 +98,11 @@ class Decoder:
             taken[self.groups[r]] += 1
         cell = torch.tensor(cells)
         in_order = cells == list(range(g * m))  # nothing to move into the grid or out of it
-        group_mask = self.group.mask()[chosen]
         last_key = own_before[:, None] + step  # [A, T]: the last own key each query may see
-        own_mask = torch.where(torch.arange(width) <= last_key[..., None], 0.0, NEVER).to(x.dtype)[:, None, None]
-        all_seen = all(self.seen[r] for r in rows)
+        own_mask = torch.where(torch.arange(width) <= last_key[..., None], 0.0, NEVER).to(x.dtype)
         prefix_mask = None
-        if not all_seen:
-            prefix_mask = torch.tensor([0.0 if self.seen[r] else NEVER for r in rows], dtype=x.dtype)[
-                :, None, None, None
-            ]
+        if not all(self.seen[r] for r in rows):
+            prefix_mask = torch.tensor([0.0 if self.seen[r] else NEVER for r in rows])[:, None, None]
         slots = len(self.groups)
         whole = n == slots and rows == list(range(n))
         dense = not whole and 2 * n >= slots  # cheaper to attend for idle rows too than to copy the keys of the others
@@ -123,6 +113,9 @@ class Decoder:
 
         def spread(z: Tensor) -> Tensor:
             return z.new_zeros(slots, *z.shape[1:]).index_copy(0, index, z) if dense else z
+
+        own_mask = spread(own_mask.repeat(1, shared_by, 1))[:, None]  # [·, 1, R*T, ·]
+        group_mask = self.group.mask()[chosen].expand(-1, -1, m * shared_by * length, -1)
 
         def to_grid(z: Tensor) -> Tensor:
             """[A, K, R*T, ·] -> [G, K, M*R*T, ·]."""
@@ -149,20 +142,18 @@ class Decoder:
                 .permute(0, 2, 3, 1, 4)
                 .reshape(n, c.kv_heads, shared_by * length, -1)
             )
-            own = spread(q) @ keys.transpose(-1, -2)
-            own = (own[index] if dense else own).unflatten(2, (shared_by, length)) + own_mask
-            scores = [own.flatten(2, 3)]
-            scores.append(from_grid(to_grid(q) @ self.group.keys(i)[chosen].transpose(-1, -2) + group_mask))
+            # Each place gives what its keys say and the log of its part of the softmax.
+            own = flash(spread(q), keys, values, attn_mask=own_mask)
+            out, lse = [own[0][index] if dense else own[0]], [own[1][index] if dense else own[1]]
+            group = flash(to_grid(q), self.group.keys(i)[chosen], self.group.values(i)[chosen], attn_mask=group_mask)
+            out.append(from_grid(group[0]))
+            lse.append(from_grid(group[1]))
             if self.prefix.ids:
-                s = attend_shared(q, self.prefix.keys[i])
-                scores.append(s if prefix_mask is None else s + prefix_mask)
-            p = softmax_over_segments(scores, c.head_width)
-            out = spread(p[0]) @ values
-            out = out[index] if dense else out
-            out = out + from_grid(to_grid(p[1]) @ self.group.values(i)[chosen])  # [A, K, R*T, E]
-            if self.prefix.ids:
-                out = out + read_shared(p[2], self.prefix.values[i])
-            by_token: Tensor = out.view(n, c.kv_heads, shared_by, length, -1).permute(0, 3, 1, 2, 4)
+                far, far_lse = attend_shared(q, self.prefix.keys[i], self.prefix.values[i])
+                out.append(far)
+                lse.append(far_lse if prefix_mask is None else far_lse + prefix_mask)
+            joined = join(out, lse)  # [A, K, R*T, E]
+            by_token: Tensor = joined.unflatten(2, (shared_by, length)).permute(0, 3, 1, 2, 4)
             return by_token.reshape(n * length, -1)
 
         for layer_number, layer in enumerate(self.weights.layers):  # noqa: B007  (read by `attend`)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frognano.models.attention import attention, grid
+from frognano.models.attention import attend_shared, causal, grid, join
 from frognano.models.llama import (
     LlamaConfig,
     LlamaWeights,
-    block,
+    after_attention,
+    heads,
     rms_norm,
     rope_table,
-    softmax_over_segments,
 )
 
 PREFILL_TOKENS = 2048
@@ -25,11 +25,6 @@ ROW_TOKENS = 64
 """A row's own tokens get room in steps of so many."""
 NEVER = -1e9
 """Added to the score of a key that a query may not see."""
-
-
-def causal(length: int, dtype: torch.dtype) -> Tensor:
-    """[length, length]: 0 on and below the diagonal, NEVER above."""
-    return torch.full((length, length), NEVER, dtype=dtype).triu(1)
 
 
 def with_spare(had: int, needed: int) -> int:
@@ -48,31 +43,14 @@ class PrefixMemory:
             return
         c, length = weights.config, len(ids)
         cos, sin = rope_table(c, length, weights.embedding.dtype)
+        cos, sin = cos[:, None], sin[:, None]
         x = weights.embedding[torch.tensor(ids)]
-        mask = causal(length, x.dtype)
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            k, v = k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()
-            self.keys.append(k)
-            self.values.append(v)
-            q = q.unflatten(1, (c.kv_heads, -1)).permute(1, 2, 0, 3)  # [K, R, P, E]
-            (p,) = softmax_over_segments([q @ k[:, None].transpose(-1, -2) + mask], c.head_width)
-            return (p @ v[:, None]).permute(2, 0, 1, 3).reshape(length, -1)
-
-        for layer in weights.layers:
-            x = block(c, layer, x, cos[:, None], sin[:, None], attend)
-
-
-def attend_shared(q: Tensor, k: Tensor) -> Tensor:
-    """Scores of q [N, K, R, E] on keys that all rows share, k [K, P, E]: [N, K, R, P]."""
-    n, kv, r, e = q.shape
-    return (q.transpose(0, 1).reshape(kv, n * r, e) @ k.transpose(-1, -2)).view(kv, n, r, -1).transpose(0, 1)
-
-
-def read_shared(p: Tensor, v: Tensor) -> Tensor:
-    """Values of a shared segment by weights p [N, K, R, P]: [N, K, R, E]."""
-    n, kv, r, t = p.shape
-    return (p.transpose(0, 1).reshape(kv, n * r, t) @ v).view(kv, n, r, -1).transpose(0, 1)
+        for i, layer in enumerate(weights.layers):
+            q, k, v = heads(c, layer, x, cos, sin)
+            self.keys.append(k.transpose(0, 1).contiguous())
+            self.values.append(v.transpose(0, 1).contiguous())
+            if i < c.layers - 1:  # what comes out of the last layer is asked for by nobody
+                x = after_attention(c, layer, x, causal(q[None], k[None], v[None])[0][0].flatten(1))
 
 
 class GroupMemory:
@@ -93,49 +71,44 @@ class GroupMemory:
         out, first = [], 0
         for i in range(len(prompts)):
             # In parts, so that the tensors of a part stay in the processor's caches.
-            if i + 1 == len(prompts) or sum(map(len, prompts[first : i + 2])) > PREFILL_TOKENS:
-                out.append(self._prefill(weights, prefix, prompts[first : i + 1], seen[first : i + 1]))
+            last = i + 1 == len(prompts) or seen[i + 1] != seen[i]
+            if last or sum(map(len, prompts[first : i + 2])) > PREFILL_TOKENS:
+                out.append(self._prefill(weights, prefix if seen[i] else None, prompts[first : i + 1]))
                 first = i + 1
         return torch.cat(out)
 
-    def _prefill(
-        self, weights: LlamaWeights, prefix: PrefixMemory, prompts: list[list[int]], seen: list[bool]
-    ) -> Tensor:
-        c, g, p = self.config, len(prompts), len(prefix.ids)
+    def _prefill(self, weights: LlamaWeights, prefix: PrefixMemory | None, prompts: list[list[int]]) -> Tensor:
+        """All of them come after the prefix, or none does."""
+        c, g = self.config, len(prompts)
         lengths = torch.tensor([len(x) for x in prompts])
-        longest = int(lengths.max())
+        longest, before = int(lengths.max()), len(prefix.ids) if prefix else 0
         real = torch.arange(longest) < lengths[:, None]
         cells = real.flatten().nonzero()[:, 0]
-        after = torch.tensor(seen)
-        at = (torch.where(after, p, 0)[:, None] + torch.arange(longest))[real]
-        cos, sin = rope_table(c, int(at.max()) + 1, self.dtype)
+        last = lengths.cumsum(0) - 1
+        at = (before + torch.arange(longest)).expand(g, -1)[real]
+        cos, sin = rope_table(c, before + longest, self.dtype)
         cos, sin = cos[at][:, None], sin[at][:, None]
         x = weights.embedding[torch.tensor([i for prompt in prompts for i in prompt])]
-        may_see = torch.cat(
-            [
-                after[:, None, None].expand(g, longest, p),
-                torch.ones(longest, longest, dtype=torch.bool).tril().expand(g, -1, -1),
-            ],
-            -1,
-        )
         new_keys: list[Tensor] = []
         new_values: list[Tensor] = []
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            i = len(new_keys)
-            q, k, v = (grid(z, cells, g, longest) for z in (q.unflatten(1, (c.kv_heads, -1)), k, v))
+        for i, layer in enumerate(weights.layers):
+            q, k, v = heads(c, layer, x, cos, sin)
+            # Padding comes after a prompt's tokens, where none of them looks.
+            z, k, v = (grid(z, cells, g, longest) for z in (q, k, v))
             new_keys.append(k.transpose(1, 2))
             new_values.append(v.transpose(1, 2))
-            if p:
-                k = torch.cat([prefix.keys[i].transpose(0, 1).expand(g, -1, -1, -1), k], 1)
-                v = torch.cat([prefix.values[i].transpose(0, 1).expand(g, -1, -1, -1), v], 1)
-            return attention(q, k, v, may_see).flatten(0, 1)[cells]
-
-        for layer in weights.layers:
-            x = block(c, layer, x, cos, sin, attend)
+            out, lse = (z.flatten(0, 1)[cells] for z in causal(z, k, v))
+            if i == c.layers - 1:  # only what comes out for the last tokens is asked for
+                x, q, out, lse = x[last], q[last], out[last], lse[last]
+            if prefix and before:
+                q = q.unflatten(1, (c.kv_heads, -1))
+                out, lse = (z.unflatten(1, (c.kv_heads, -1)) for z in (out, lse))
+                far, far_lse = attend_shared(q, prefix.keys[i], prefix.values[i])
+                out = join([out, far], [lse, far_lse]).flatten(1, 2)
+            x = after_attention(c, layer, x, out.flatten(1))
         self._append(new_keys, new_values, longest)
         self.lengths += lengths.tolist()
-        return rms_norm(x[lengths.cumsum(0) - 1], weights.norm, c.eps)
+        return rms_norm(x, weights.norm, c.eps)
 
     def _append(self, keys: list[Tensor], values: list[Tensor], longest: int) -> None:
         """Groups join one by one while others are live: there is room to spare, so that a join copies only itself."""

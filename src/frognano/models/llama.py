@@ -8,7 +8,6 @@ Shapes: N tokens or rows, D width, H query heads, K key/value heads, R = H/K que
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -142,17 +141,17 @@ class LlamaWeights:
 
 
 def rope_table(config: LlamaConfig, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of the rotary embedding, each [length, E]."""
+    """cos and sin of the rotary embedding, each [length, E]; sin is negative in its first half, as `rotate` takes it."""
     inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_width, 2).float() / config.head_width)
     angle = torch.outer(torch.arange(length).float(), inverse)
-    angle = torch.cat([angle, angle], -1)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of x [N, heads, E] by cos, sin [N, 1, E]."""
     half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+    return torch.addcmul(x * cos, torch.cat([x[..., half:], x[..., :half]], -1), sin)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -166,26 +165,24 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 def heads(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q [N, H, E], k and v [N, K, E] of a block's input x [N, D], q and k rotated by cos, sin [N, 1, E]."""
     c = config
-    rows = [c.heads * c.head_width, c.kv_heads * c.head_width, c.kv_heads * c.head_width]
-    h = linear(rms_norm(x, layer["norm1"], c.eps), layer["qkv"], layer.get("qkv_bias"))
-    q, k, v = (z.unflatten(-1, (-1, c.head_width)) for z in h.split(rows, -1))
+    h = linear(rms_norm(x, layer["norm1"], c.eps), layer["qkv"], layer.get("qkv_bias")).unflatten(
+        -1, (-1, c.head_width)
+    )
+    both, v = h.split([c.heads + c.kv_heads, c.kv_heads], 1)
     if "q_norm" in layer:
-        q, k = rms_norm(q, layer["q_norm"], c.eps), rms_norm(k, layer["k_norm"], c.eps)
-    return rotate(q, cos, sin), rotate(k, cos, sin), v
+        q, k = both.split([c.heads, c.kv_heads], 1)
+        both = torch.cat([rms_norm(q, layer["q_norm"], c.eps), rms_norm(k, layer["k_norm"], c.eps)], 1)
+    q, k = rotate(both, cos, sin).split([c.heads, c.kv_heads], 1)
+    return q, k, v
 
 
-def block(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-    """One decoder block on N packed tokens. x: [N, D]; cos, sin: [N, 1, E]."""
-    x = x + linear(attend(*heads(config, layer, x, cos, sin)), layer["out"])
+def after_attention(config: LlamaConfig, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+    """The rest of a block: its input x [N, D] and what attention gave [N, H*E] to its output [N, D]."""
+    x = x + linear(attended, layer["out"])
     gate, up = linear(rms_norm(x, layer["norm2"], config.eps), layer["gate_up"]).chunk(2, -1)
     return x + linear(F.silu(gate) * up, layer["down"])
 
 
-def softmax_over_segments(scores: list[Tensor], head_width: int) -> list[Tensor]:
-    """One softmax (in fp32) over the concatenated scores [..., T_i], split back to the segments, in the scores' dtype.
-
-    Overwrites the scores; without gradient."""
-    widths = [s.shape[-1] for s in scores]
-    joint = scores[0] if len(scores) == 1 else torch.cat(scores, -1)
-    p = torch.softmax(joint.float().div_(math.sqrt(head_width)), -1).to(joint.dtype)
-    return list(p.split(widths, -1))
+def block(config: LlamaConfig, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    """One decoder block on N packed tokens. x: [N, D]; cos, sin: [N, 1, E]."""
+    return after_attention(config, layer, x, attend(*heads(config, layer, x, cos, sin)))

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frognano.models.attention import grid
+from frognano.models.attention import flash, grid
 from frognano.models.packed import Layout
 
-_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
@@ -113,10 +112,10 @@ class _PackedAttention(torch.autograd.Function):
         kv = k.shape[1]
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
         for (where, keys), (_, values) in zip(places.keys(k), places.keys(v), strict=True):
-            part, part_lse = _forward(where.queries(q, kv), keys, values, attn_mask=where.bias)
+            part, part_lse = flash(where.queries(q, kv), keys, values, attn_mask=where.bias)
             out[where.which], lse[where.which] = where.tokens(part), where.tokens(part_lse)
         if len(prefix_k):
-            far, far_lse = _forward(_fold(q[None], kv), *(z.transpose(0, 1)[None] for z in (prefix_k, prefix_v)))
+            far, far_lse = flash(_fold(q[None], kv), *(z.transpose(0, 1)[None] for z in (prefix_k, prefix_v)))
             far, far_lse = (_unfold(z, len(q))[0] for z in (far, far_lse))
             near_lse, lse = lse, torch.logaddexp(lse, far_lse)
             out *= (near_lse - lse).exp()[..., None].to(out.dtype)

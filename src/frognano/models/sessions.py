@@ -190,13 +190,15 @@ class Sessions:
         temperature = torch.tensor([r.temperature if r else 1.0 for r in requests])
         greedy = temperature == 0
         logits /= torch.where(greedy, 1.0, temperature)[:, None]
-        logp = logits.sub_(logits.logsumexp(-1, keepdim=True))
-        cumulative = logp.exp().cumsum(-1)
+        logits -= logits.amax(-1, keepdim=True)
+        weight = logits.exp()
+        cumulative = weight.cumsum(-1)
         u = torch.tensor([[self._sessions[n].rng.random()] for n in names])
-        tokens = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_max(logp.shape[-1] - 1)[:, 0]
+        tokens = torch.searchsorted(cumulative, u * cumulative[:, -1:]).clamp_max(logits.shape[-1] - 1)[:, 0]
         if greedy.any():
-            tokens = torch.where(greedy, logp.argmax(-1), tokens)
-        chosen: list[float] = logp.gather(1, tokens[:, None])[:, 0].masked_fill(greedy, 0.0).tolist()
+            tokens = torch.where(greedy, logits.argmax(-1), tokens)
+        logp = logits.gather(1, tokens[:, None])[:, 0] - weight.sum(-1).log()
+        chosen: list[float] = logp.masked_fill(greedy, 0.0).tolist()
         if not all(map(math.isfinite, chosen)):
             raise RuntimeError("the model gave log-probs that are not finite: its weights are broken")
         return tokens.tolist(), chosen
