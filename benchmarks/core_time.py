@@ -9,9 +9,10 @@ import argparse
 import json
 import platform
 import shlex
-import subprocess
 import sys
 from pathlib import Path
+
+from common import commit
 
 from frognano.analysis.profile import HEAD, STAGES, profile, table
 from frognano.runs import RunStore
@@ -41,13 +42,12 @@ def main() -> None:
         parts, config, updates = profile(store), store.config, store.metrics("profile")
     if not parts:
         sys.exit(f"{given.run} holds no profile: it was made before runs recorded one")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     said = {
         "command": shlex.join(["python", "benchmarks/core_time.py", given.run.name, *sys.argv[2:]]),
         "machine": given.machine,
         "run": config["run"]["name"],
         "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
     }
     print(page(parts, said))
     if given.out:

@@ -27,7 +27,6 @@ import random
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,6 +36,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+
+from common import commit  # noqa: E402
 
 from frognano.loop.recipe import RecipeConfig  # noqa: E402
 from frognano.models.pocket import ensure_pocket_model  # noqa: E402
@@ -282,7 +283,6 @@ def main() -> None:
     problems += own_rules(folder / "whole") + own_rules(folder / "killed")
     compared, differences = compare(folder / "whole", folder / "killed", exact=given.rows == 1)
     problems += differences
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     result = {
         "command": f"python benchmarks/crash_drill.py --kills {given.kills} --seed {given.seed} --rows {given.rows}",
         "machine": given.machine,
@@ -291,7 +291,7 @@ def main() -> None:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "commit": commit,
+        "commit": commit(),
         "whole_seconds": round(seen[-1][0], 1),
         "drill_seconds": round(time.monotonic() - began, 1),
         "kills": kills,

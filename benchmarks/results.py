@@ -12,11 +12,12 @@ from pathlib import Path
 
 from frognano.analysis.data import HELDOUT, load
 from frognano.analysis.intervals import Trial, cluster_difference, cluster_rate
+from frognano.analysis.picture import COLOURS, INK, MUTED, rate_lines
 from frognano.loop.session import BASE
 from frognano.records import Task
 from frognano.runs import RolloutRow, RunStore
 
-INK, MUTED, BAR, GRID = "#1f2933", "#616e7c", "#2f7d5b", "#d9dfe5"
+BAR = COLOURS[0]
 
 
 def _trials(rows: list[RolloutRow], tasks: dict[str, Task]) -> list[Trial]:
@@ -126,14 +127,7 @@ def picture(s: dict) -> str:
         f'aria-label="Held-out solve rate by policy"><rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="{left}" y="26" font-size="15" fill="{INK}">Held-out solve rate, repositories never trained on</text>',
     ]
-    step = 0.1 if top > 0.3 else 0.05
-    for i in range(int(top / step) + 1):
-        at = y(i * step)
-        parts.append(f'<line x1="{left}" x2="{width - 20}" y1="{at:.1f}" y2="{at:.1f}" stroke="{GRID}"/>')
-        parts.append(
-            f'<text x="{left - 8}" y="{at + 4:.1f}" font-size="12" text-anchor="end" fill="{MUTED}">'
-            f"{100 * i * step:.0f} %</text>"
-        )
+    parts += rate_lines(top, y, left, width - 20)
     for i, (name, p) in enumerate(bars):
         x = left + 25 + 110 * i
         parts.append(

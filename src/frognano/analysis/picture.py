@@ -75,16 +75,22 @@ def picture(arms: Mapping[str, Sequence[Run]]) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _axes(highest: float, most: float, x: Scale, y: Scale) -> list[str]:
+def rate_lines(highest: float, y: Scale, left: float, right: float) -> list[str]:
+    """Lines across the picture at round rates, each with its name."""
     out = []
     step = 0.1 if highest > 0.3 else 0.05
     for i in range(int(highest / step) + 1):
         at = y(i * step)
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="{GRID}"/>')
+        out.append(f'<line x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}" stroke="{GRID}"/>')
         out.append(
-            f'<text x="{LEFT - 8}" y="{at + 4:.1f}" font-size="12" text-anchor="end" fill="{MUTED}">'
+            f'<text x="{left - 8}" y="{at + 4:.1f}" font-size="12" text-anchor="end" fill="{MUTED}">'
             f"{100 * i * step:.0f} %</text>"
         )
+    return out
+
+
+def _axes(highest: float, most: float, x: Scale, y: Scale) -> list[str]:
+    out = rate_lines(highest, y, LEFT, WIDTH - RIGHT)
     for i in range(5):
         tokens = most * i / 4
         out.append(

@@ -6,6 +6,8 @@ everybody. Shapes as in `llama.py`; A active rows, G groups, M rows a group at m
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,13 @@ NEVER = -1e9
 def with_spare(had: int, needed: int) -> int:
     """How many to make room for: a quarter more when it grows, so that who joins one by one is seldom copied."""
     return had if needed <= had else max(needed, had + had // 4)
+
+
+def replace_each(change: Callable[[Tensor], Tensor], *held: list[Tensor]) -> None:
+    """In place and one by one: two copies of one layer are there at a time, not of all."""
+    for layers in held:
+        for i, layer in enumerate(layers):
+            layers[i] = change(layer)
 
 
 class PrefixMemory:
@@ -129,9 +138,7 @@ class GroupMemory:
             new[: len(part), :, : part.shape[2]] = part
             return new
 
-        for held in (self._keys, self._values):  # layer by layer: two copies of one layer at a time, not of all
-            for i, old in enumerate(held):
-                held[i] = moved(old)
+        replace_each(moved, self._keys, self._values)
 
     def keys(self, layer: int) -> Tensor:
         """[G, K, T, E]."""
@@ -170,9 +177,7 @@ class RowMemory:
         self.reserve(0)
         index = torch.tensor(rows, dtype=torch.long)
         self.lengths = self.lengths[index]
-        for held in (self.keys, self.values):
-            for i, old in enumerate(held):
-                held[i] = old[index]
+        replace_each(lambda old: old[index], self.keys, self.values)
 
     def reserve(self, length: int) -> None:
         """Make room for rows of `length` tokens."""
@@ -186,6 +191,4 @@ class RowMemory:
         def larger(z: Tensor) -> Tensor:
             return torch.nn.functional.pad(z, (0, 0, 0, self.capacity - capacity, 0, 0, 0, spare))
 
-        for held in (self.keys, self.values):
-            for i, old in enumerate(held):
-                held[i] = larger(old)
+        replace_each(larger, self.keys, self.values)

@@ -108,19 +108,19 @@ class Processes:
         """Run to the end of the command (not of its background children) or of its time; OSError if it cannot start.
         With a ``zygote`` the command is what that forks; it has its arguments, folder and environment from there."""
         started = time.monotonic()
+        stdin_fd = _stdin(stdin)
         out_read, out_write = os.pipe()
         err_read, err_write = (out_read, out_write) if merge else os.pipe()
         try:
-            if zygote is None:
-                pid = self._start(argv, cwd, env, stdin, out_write, err_write)
-            else:
-                pid = self._fork(zygote, stdin, out_write, err_write)
+            streams = (stdin_fd, out_write, err_write)
+            pid = zygote.fork(streams) if zygote else self._start(argv, cwd, env, streams)
         except OSError:
             for fd in {out_read, err_read}:
                 os.close(fd)
             raise
-        for fd in {out_write, err_write}:
-            os.close(fd)
+        finally:
+            for fd in {stdin_fd, out_write, err_write}:
+                os.close(fd)
         captures = {out_read: Capture(output_bytes)}
         captures.setdefault(err_read, Capture(output_bytes))
         open_fds = set(captures)
@@ -173,19 +173,14 @@ class Processes:
             "seconds": time.monotonic() - started,
         }
 
-    def _start(
-        self, argv: Sequence[str], cwd: str, env: dict[str, str], stdin: bytes, out_write: int, err_write: int
-    ) -> int:
-        """Spawn in a new session. What spawn cannot set, the child inherits from us: we have one thread, and no signal
-        but the host's reaches PID 1."""
-        stdin_fd = _stdin(stdin)
+    def _start(self, argv: Sequence[str], cwd: str, env: dict[str, str], streams: Sequence[int]) -> int:
+        """Spawn in a new session, with these standard streams. What spawn cannot set, the child inherits from us: we have
+        one thread, and no signal but the host's reaches PID 1."""
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        streams = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate((stdin_fd, out_write, err_write))]
-        defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD]
 
         def spawn() -> int:
             program = find(argv[0], env.get("PATH", os.defpath))
-            return os.posix_spawn(program, list(argv), env, file_actions=streams, setsid=True, setsigdef=defaults)
+            return spawn_session(program, argv, env, streams)
 
         try:
             os.chdir(cwd)
@@ -195,25 +190,9 @@ class Processes:
             except BlockingIOError:  # a fork bomb of an earlier command holds every process: it goes first
                 self._kill_everything()
                 return spawn()
-        except OSError:
-            for fd in {out_write, err_write}:
-                os.close(fd)
-            raise
         finally:
-            os.close(stdin_fd)
             resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
             os.chdir("/")
-
-    def _fork(self, zygote: Zygote, stdin: bytes, out_write: int, err_write: int) -> int:
-        stdin_fd = _stdin(stdin)
-        try:
-            return zygote.fork([stdin_fd, out_write, err_write])
-        except OSError:
-            for fd in {out_write, err_write}:
-                os.close(fd)
-            raise
-        finally:
-            os.close(stdin_fd)
 
     def alive(self) -> set[int]:
         """The pids of all but PID 1."""
@@ -255,6 +234,13 @@ class Processes:
                 os.kill(-1, signal.SIGKILL)
             time.sleep(0.005)
             self._reap()
+
+
+def spawn_session(program: str, argv: Sequence[str], env: dict[str, str], streams: Sequence[int]) -> int:
+    """The pid of a program in a session of its own, with these standard streams and the signals as programs expect them."""
+    actions = [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(streams)]
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD]
+    return os.posix_spawn(program, list(argv), env, file_actions=actions, setsid=True, setsigdef=defaults)
 
 
 def _stdin(data: bytes) -> int:

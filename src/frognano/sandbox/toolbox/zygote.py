@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
+
+from .process import spawn_session
 
 TYPE_CHECKING = False  # the name that type checkers know; importing typing would cost each box 5 ms
 if TYPE_CHECKING:
@@ -23,17 +24,9 @@ class Zygote:
         ours, theirs = socket.socketpair()
         self.socket = ours
         self.said = os.memfd_create("zygote")
-        streams = [(os.POSIX_SPAWN_DUP2, fd, n) for n, fd in enumerate((theirs.fileno(), self.said, self.said))]
         os.chdir(cwd)
         try:
-            self.pid = os.posix_spawn(
-                program,
-                list(argv),
-                env,
-                file_actions=streams,
-                setsid=True,
-                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD],
-            )
+            self.pid = spawn_session(program, argv, env, (theirs.fileno(), self.said, self.said))
         finally:
             theirs.close()
             os.chdir("/")
