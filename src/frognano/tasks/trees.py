@@ -8,6 +8,7 @@ import io
 import shutil
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ class Trees:
     def __init__(self, tasks: Path, cache: Path, scratch: Path, keep: int = 64) -> None:
         self.tasks, self.cache, self.keep = tasks, cache, keep
         self.scratch = scratch
+        self._kept = threading.Lock()
+        """Held where a tree is found or thrown away: one must not go between being found and being marked as used."""
         (scratch / "solver").mkdir(parents=True, exist_ok=True)
 
     async def solver(self, task: Task) -> Path:
@@ -57,9 +60,10 @@ class Trees:
 
     def _solver(self, task: Task) -> Path:
         place = self.scratch / "solver" / task.base
-        if place.exists():
-            place.touch()
-            return place
+        with self._kept:
+            if place.exists():
+                place.touch()
+                return place
         with tempfile.TemporaryDirectory(dir=self.scratch, prefix=".new-") as scratch:
             fresh = Path(scratch) / "repo"
             fresh.mkdir()
@@ -74,10 +78,11 @@ class Trees:
         return place
 
     def _evict(self) -> None:
-        by_age = sorted((self.scratch / "solver").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
-        for old in by_age[self.keep :]:
-            if time.time() - old.stat().st_mtime > _LEASE_SECONDS:
-                shutil.rmtree(old, ignore_errors=True)
+        with self._kept:
+            by_age = sorted((self.scratch / "solver").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)
+            for old in by_age[self.keep :]:
+                if time.time() - old.stat().st_mtime > _LEASE_SECONDS:
+                    shutil.rmtree(old, ignore_errors=True)
 
 
 def plant(snapshot: Snapshot, changes: Mapping[str, bytes], hidden: tuple[str, ...]) -> tuple[Files, str]:
