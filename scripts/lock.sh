@@ -9,7 +9,7 @@ echo torch > "$left_out"
 {
   echo '# Made by scripts/lock.sh (make lock). Installed with --no-deps --require-hashes.'
   printf '%s\n' sympy networkx jinja2 fsspec filelock typing-extensions |
-    "${VENV:-.venv}/bin/uv" pip compile pyproject.toml - --extra tasks --extra train --extra dev --excludes "$left_out" \
+    "${VENV:-.venv}/bin/uv" pip compile pyproject.toml - --extra tasks --extra train --extra vllm --extra dev --excludes "$left_out" \
       --python-version 3.11 --universal --generate-hashes --no-annotate --no-header --quiet "$@"
 } > constraints.txt.part
 mv constraints.txt.part constraints.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,10 @@ class World:
     ran: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     rollouts: dict[tuple[str, int, int], bool | None] = field(default_factory=dict)
     shuffle: int = 0
+    speed: random.Random | None = None
+    """Decides how long a batch takes; none: no batch is waited for."""
+    at_once: int = 0
+    most_at_once: int = 0
 
     def tick(self) -> None:
         self.fuse -= 1
@@ -65,6 +70,11 @@ class World:
 
     async def measure(self, requests: Sequence[Request]) -> list[list[bool]]:
         self.tick()
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        for _ in range(self.speed.randrange(12) if self.speed else 0):
+            await asyncio.sleep(0)
+        self.at_once -= 1
         out: list[list[bool]] = []
         for request in requests:
             row: list[bool] = []
@@ -124,13 +134,60 @@ async def test_a_kill_at_any_event_changes_nothing() -> None:
         ledger = FusedLedger(world)
         with pytest.raises(Killed):
             await run(world, ledger)
-        world.fuse, world.shuffle = 10**9, fuse
+        world.fuse, world.shuffle, world.speed = 10**9, fuse, random.Random(fuse)
         again = await run(world, ledger)
         assert ids(again) == ids(whole)
         assert (again.dropped, again.rollouts_used) == (whole.dropped, whole.rollouts_used)
         assert max(world.ran.values()) == 1
         if fuse % 7 == 0:
             assert len(ledger.entries) == len({(d.task_id, d.action, d.detail.get("step")) for d in ledger.entries})
+
+
+async def test_the_faster_of_two_batches_decides() -> None:
+    """What is asked next may not depend on which batch ended first."""
+    still = World()
+    wanted = await run(still, MemoryLedger())
+    for seed in range(12):
+        world = World(speed=random.Random(seed))
+        result = await run(world, MemoryLedger())
+        assert (ids(result), result.dropped) == (ids(wanted), wanted.dropped)
+        assert world.ran == still.ran
+
+
+async def test_the_sampler_waits_for_the_slowest_rollout_of_a_batch() -> None:
+    world = World(speed=random.Random(0))
+    result = await run(world, MemoryLedger())
+    assert world.most_at_once == 2
+    assert result.rollouts_used == sum(world.ran.values())
+
+
+async def test_a_batch_goes_on_when_the_other_has_failed() -> None:
+    """Its rollouts would write into a store that is closed."""
+    began, ended, calls = asyncio.Event(), asyncio.Event(), 0
+
+    async def measure(requests: Sequence[Request]) -> list[list[bool]]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await began.wait()
+            raise ValueError("the disk is full")
+        began.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return []
+
+    stream = iter([make_task(i) for i in range(40)])
+
+    async def offer() -> Task | None:
+        return next(stream, None)
+
+    pilot = run_pilot(offer, measure, MemoryLedger(), PI0, CONFIG)
+    with pytest.raises(ValueError, match="the disk is full"):
+        await asyncio.wait_for(pilot, 30)
+    assert ended.is_set()
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_a_finished_pilot_runs_nothing_again() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from frognano.analysis.live import Phase
-from frognano.loop.profile import between, own_cpu, read, shares
+from frognano.loop.profile import between, read, shares, used_cpu
 
 if TYPE_CHECKING:
     from frognano.loop.session import Session
@@ -40,7 +40,7 @@ def _record_cost(session: Session) -> None:
     a process that is killed leaves what it had used by then."""
     spent = {
         "wall_seconds": time.monotonic() - session.started,
-        "cpu_seconds": own_cpu(),
+        "cpu_seconds": used_cpu(session),
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "generated_tokens": session.engine.generated,
         "threads": session.threads,

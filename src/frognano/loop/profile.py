@@ -32,6 +32,11 @@ def own_cpu() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
+def used_cpu(session: Session) -> float:
+    """`own_cpu`, and that of a sampler which is a server of its own."""
+    return own_cpu() + session.engine.outside_cpu
+
+
 def machine_cpu(cores: int, file: Path = Path("/proc/stat")) -> float | None:
     """CPU seconds that the cores of this machine were busy since it started, or None where ours are others."""
     try:
@@ -48,7 +53,7 @@ def read(session: Session) -> Used:
     """What was used since the process started; two of them make a part of it, see `between`."""
     watches = {"sampling": session.engine.watch, **session.sandboxes.watches, **session.trainer.watches}
     cores = len(os.sched_getaffinity(0))
-    used = {"wall": time.monotonic(), "cores": float(cores), "own": own_cpu()}
+    used = {"wall": time.monotonic(), "cores": float(cores), "own": used_cpu(session)}
     used["machine"] = machine_cpu(cores) or 0.0
     for stage, watch in watches.items():
         used[f"{stage}_wall"], used[f"{stage}_cpu"] = watch.wall, watch.cpu

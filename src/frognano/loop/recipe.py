@@ -11,6 +11,7 @@ from frognano.analysis.alarms import AlarmsConfig
 from frognano.harness.base import Budget
 from frognano.models.base import Sampling
 from frognano.models.policy import PolicyConfig
+from frognano.models.vllm_server import EngineConfig
 from frognano.rl.dppo import DppoConfig
 from frognano.rl.reward import RewardConfig
 from frognano.rl.trainer import OptimizerConfig
@@ -117,6 +118,7 @@ class RecipeConfig(_Section):
 
     run: RunConfig
     model: PolicyConfig
+    engine: EngineConfig = EngineConfig.model_validate({})
     repositories: RepositoriesConfig
     harness: HarnessConfig = HarnessConfig.model_validate({})
     sampling: Sampling = Sampling.model_validate({})

@@ -23,11 +23,15 @@ from frognano.harness.leaf.tools import TOOLS
 from frognano.loop.recipe import RecipeConfig
 from frognano.models.base import Sampling
 from frognano.models.causal_lm import check_checkpoint
+from frognano.models.engine import SamplerEngine
 from frognano.models.pocket import PocketModelError, ensure_pocket_model
 from frognano.models.policy import LlamaPolicy, PolicyConfig, compute_dtype, load_policy
 from frognano.models.renderer import Renderer, TemplateRenderer, XmlRenderer
+from frognano.models.shards import ShardedEngine
 from frognano.models.token_model import TokenModel
 from frognano.models.transformers_policy import TransformersPolicy
+from frognano.models.vllm_engine import VllmEngine
+from frognano.models.vllm_server import check_vllm
 from frognano.rl.checkpoint import load_trainer, load_weights
 from frognano.rl.trainer import Trainer
 from frognano.rollouts.pool import RolloutPool
@@ -68,6 +72,8 @@ def check_recipe(recipe: RecipeConfig) -> None:
         if repository.path is not None:
             repository.folder()
     find_bwrap()
+    if recipe.engine.kind == "vllm":
+        check_vllm(recipe.engine)
     if recipe.model.path != "pocket":
         with model_errors(recipe.model.path):
             check_checkpoint(Path(recipe.model.path))
@@ -113,9 +119,7 @@ class Session:
         with model_errors(str(self.policy.path)):
             self.renderer = self._renderer(self.policy.path)
         self.harness = Leaf({"pocket": POCKET, "default": DEFAULT}[recipe.harness.prompt])
-        self.engine = self.policy.engine(
-            self._static_prefix(), self.renderer.stop_ids, recipe.rollouts.rows, self.threads
-        )
+        self.engine = self._engine()
         self.trainer = Trainer(self.policy, recipe.optimizer, recipe.dppo)
         self.initial = {k: v.detach().clone() for k, v in self.policy.masters.items()}
         self.version = BASE
@@ -158,6 +162,24 @@ class Session:
             same += 1
         return one[:same]
 
+    def _engine(self) -> SamplerEngine | ShardedEngine | VllmEngine:
+        stop_ids, rows = self.renderer.stop_ids, self.recipe.rollouts.rows
+        if self.recipe.engine.kind == "frognano":
+            return self.policy.engine(self._static_prefix(), stop_ids, rows, self.threads)
+        return VllmEngine(
+            self.recipe.engine,
+            self.policy,
+            self.sandboxes.scratch / "vllm",
+            stop_ids=stop_ids,
+            rows=rows,
+            context=self._context(),
+            threads=self.threads,
+            dtype=str(compute_dtype(self.recipe.model.dtype)).removeprefix("torch."),
+        )
+
+    def _context(self) -> int:
+        return min(self.recipe.budget.max_context_tokens, self.policy.context)
+
     def setting(self, sampling: Sampling | None = None) -> Setting:
         return Setting(self.harness, sampling or self.recipe.sampling, self.recipe.budget, self.recipe.box)
 
@@ -177,8 +199,9 @@ class Session:
         version = self.version
 
         def make(session: str, seed: int) -> TokenModel:
-            context = min(self.recipe.budget.max_context_tokens, self.policy.context)
-            return TokenModel(self.engine, self.renderer, policy=version, session=session, context=context, seed=seed)
+            return TokenModel(
+                self.engine, self.renderer, policy=version, session=session, context=self._context(), seed=seed
+            )
 
         return make
 

@@ -47,6 +47,11 @@ class SamplerEngine:
         """Tokens sampled since the start."""
         return self._sessions.generated
 
+    @property
+    def outside_cpu(self) -> float:
+        """CPU seconds of other processes: none here."""
+        return 0.0
+
     # Called from the event loop.
 
     async def generate(self, session: str, ids: list[int], *, temperature: float, limit: int, seed: int) -> Generation:

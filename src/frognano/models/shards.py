@@ -27,6 +27,11 @@ class ShardedEngine:
         """Tokens sampled since the start."""
         return sum(e.generated for e in self.engines)
 
+    @property
+    def outside_cpu(self) -> float:
+        """CPU seconds of other processes: none here."""
+        return 0.0
+
     def _choose(self, prompt: tuple[int, ...]) -> int:
         load = Counter(engine for engine, _ in self._home.values())
         least = min(range(len(self.engines)), key=load.__getitem__)

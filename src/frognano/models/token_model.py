@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from frognano.errors import is_out_of_memory
+from frognano.errors import FrogNanoError, is_out_of_memory
 from frognano.models.base import Completion, ContextOverflow, Conversation, ModelError, Sampling
 from frognano.models.engine import Generation
 from frognano.models.renderer import Renderer
@@ -50,6 +50,8 @@ class TokenModel:
             out = await self.engine.generate(
                 self.session, ids, temperature=sampling.temperature, limit=limit, seed=self.seed + self._turn
             )
+        except FrogNanoError:  # the engine is gone for good, and the message says what to do
+            raise
         except (RuntimeError, ValueError) as error:
             if is_out_of_memory(error):  # no fault of this rollout: the next one would fail too
                 raise MemoryError(str(error)) from error

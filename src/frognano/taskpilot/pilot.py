@@ -4,10 +4,16 @@ The run is a deterministic function of the order in which candidates arrived and
 written to the ledger before they are used: a restart replays the same run from the ledger and goes on where it
 stopped, nothing is measured twice, nothing is admitted twice, and the admitted ids are those of a run that was never
 killed.
+
+Two batches are in flight, so that the sampler has work while the last rollouts of one are graded and while candidates are
+validated. A batch is chosen without the outcomes of the one before it; they are learned from in the order they were asked in,
+whichever ends first, or the run would depend on the machine's speed.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -32,12 +38,15 @@ from frognano.taskpilot.ledger import Decision, Ledger
 
 Stage = Literal["screen", "confirm"]
 
+IN_FLIGHT = 2
+"""Batches asked for and not learned from."""
+
 
 class PilotConfig(CalibrationConfig):
     target: int = Field(32, ge=1, description="Tasks to admit.")
     rollout_budget: int = Field(2000, ge=1)
-    batch_rollouts: int = Field(64, ge=1, description="Rollouts asked for at a time.")
-    pool: int = Field(64, ge=1, description="Tasks in calibration at a time; more give the allocation more choice.")
+    batch_rollouts: int = Field(64, ge=1, description="Rollouts in flight, asked for in two halves.")
+    pool: int = Field(64, ge=1, description="Tasks that wait for rollouts; more give the allocation more choice.")
     max_lost: int = Field(3, ge=1, description="Requests of a task that may come back without any outcome.")
     seed: int = 0
 
@@ -86,6 +95,7 @@ class _Held:
     confirmed: list[tuple[int, int, int]] = field(default_factory=list)
     lost: int = 0
     moves_told: int = 0
+    in_flight: bool = False
 
 
 async def run_pilot(
@@ -134,20 +144,27 @@ class _Pilot:
         self.dropped: dict[str, str] = {}
         self.book = ClassBook()
         self.used = 0
+        self.more = True
+        """Whether further candidates may come."""
         self.rates: dict[str, list[float]] = {}
 
     async def run(self) -> PilotResult:
+        flights: deque[tuple[list[Request], asyncio.Task[list[list[bool]]]]] = deque()
+        try:
+            while True:
+                while len(flights) < IN_FLIGHT and (requests := await self._launch()):
+                    flights.append((requests, asyncio.create_task(self._outcomes(requests))))
+                if not flights:
+                    break
+                requests, measuring = flights.popleft()
+                self._land(requests, await measuring)
+        finally:
+            for _, measuring in flights:
+                measuring.cancel()
+            await asyncio.gather(*(m for _, m in flights), return_exceptions=True)
         exhausted: Literal["target", "budget", "candidates"] = "target"
-        more = True
-        while len(self.admitted) < self.config.target:
-            while more and len(self.held) < self.config.pool:
-                more = await self._take()
-            if not self.held:
-                exhausted = "candidates"
-                break
-            if not await self._round():
-                exhausted = "budget"
-                break
+        if len(self.admitted) < self.config.target:
+            exhausted = "budget" if self.held else "candidates"
         before = tuple(r[0] for r in self.rates.values() if r)
         after = tuple(r[-1] for r in self.rates.values() if r)
         return PilotResult(tuple(self.admitted), dict(self.dropped), self.used, before, after, exhausted)
@@ -171,26 +188,31 @@ class _Pilot:
         start = held.task.rung if self.config.start_rung is None else self.config.start_rung
         return calibrate(held.evaluations, rungs, start, self.binding, self.config)
 
-    async def _round(self) -> bool:
-        """One batch of rollouts and what follows from it. False when the budget does not pay for any."""
-        states = {task_id: self._calibration(held) for task_id, held in self.held.items()}
+    async def _launch(self) -> list[Request]:
+        """The next batch of rollouts; empty when enough is admitted or the budget pays for none."""
+        if len(self.admitted) >= self.config.target:
+            return []
+        while self.more and sum(not held.in_flight for held in self.held.values()) < self.config.pool:
+            self.more = await self._take()
+        states = {task_id: self._calibration(held) for task_id, held in self.held.items() if not held.in_flight}
         waiting = [Waiting(t, self._class(t, s.rung), s.action) for t, s in states.items()]
-        batch = max(self.config.batch_rollouts, self.config.screen_n, self.config.confirm_n)
+        batch = max(self.config.batch_rollouts // IN_FLIGHT, self.config.screen_n, self.config.confirm_n)
         budget = min(self.config.rollout_budget - self.used, batch)
-        chosen = allocate(waiting, self.book, budget, self.config.seed)
-        if not chosen:
-            return False
         requests: list[Request] = []
-        for task_id, n in chosen:
-            rung = states[task_id].rung
+        for task_id, n in allocate(waiting, self.book, budget, self.config.seed):
+            held, rung = self.held[task_id], states[task_id].rung
             stage: Stage = "confirm" if isinstance(states[task_id].action, Confirm) else "screen"
-            start = self.held[task_id].asked.get(rung, 0)
-            requests.append(Request(self.held[task_id].task.at_rung(rung), n, stage, start))
-        for request, outcomes in zip(requests, await self._outcomes(requests), strict=True):
-            self._learn(request, outcomes)
+            requests.append(Request(held.task.at_rung(rung), n, stage, held.asked.get(rung, 0)))
+            held.in_flight = True
+            self.used += n
+        return requests
+
+    def _land(self, requests: Sequence[Request], outcomes: Sequence[list[bool]]) -> None:
+        for request, found in zip(requests, outcomes, strict=True):
+            self.held[request.task.id].in_flight = False
+            self._learn(request, found)
         for request in requests:
             self._conclude(request.task.id)
-        return True
 
     def _class(self, task_id: str, rung: int) -> tuple[str, int]:
         return self.held[task_id].task.lineage.operator, rung
@@ -226,7 +248,6 @@ class _Pilot:
 
     def _learn(self, request: Request, outcomes: list[bool]) -> None:
         held, rung = self.held[request.task.id], request.task.rung
-        self.used += request.n
         held.asked[rung] = request.start + request.n
         held.lost = 0 if outcomes else held.lost + 1
         if not outcomes:
