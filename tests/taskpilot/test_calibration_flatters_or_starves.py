@@ -61,6 +61,20 @@ def test_decisions() -> None:
     assert after(ev(4, 2, 4), ev(4, 4, 8, "confirm"), config=HALF).action == Admit(4, 8)
 
 
+def test_a_screen_of_one_admits_nothing() -> None:
+    one = CalibrationConfig.model_validate({"screen_n": 1})
+    assert after(config=one).action == Screen(1)
+    assert after(ev(4, 1, 1), config=one).action == Confirm(8, pytest.approx(0.25))
+    assert after(ev(4, 1, 1), ev(4, 3, 8, "confirm"), config=one).action == Admit(3, 8)
+    assert after(ev(4, 1, 1), ev(4, 8, 8, "confirm"), config=one).rung == 3
+    assert after(ev(4, 0, 1), config=one).rung == 5
+    book = ClassBook()
+    book.add(("op", 4), 1, 1)
+    book.add(("op", 4), 2, 2)
+    book.add(("op", 4), 0, 1)
+    assert (book.learnable["op", 4], book.screened["op", 4]) == (1, 3)
+
+
 def test_screening_samples_never_count_for_admission() -> None:
     assert after(ev(4, 3, 4), ev(4, 0, 8, "confirm"), ev(5, 0, 4)).action == Drop("too_hard")
 

@@ -1,6 +1,6 @@
 """Allocation: whom the next rollouts go to. Signal is scarce, so classes that never gave a learnable task cost little.
 
-A class is (operator, rung). The share of its screened tasks that fell strictly between 0 and 1 has a Beta posterior
+A class is (operator, rung). The share of its screened tasks that looked learnable has a Beta posterior
 around the share over all classes; each waiting screen draws once from its class (Thompson sampling) and the highest
 draws are served. Tasks that have passed their screen come first, those nearest to the target rate before the others: they
 are the likeliest to be admitted. Deterministic for a seed.
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from frognano.taskpilot.calibration import Action, Confirm, Screen
+from frognano.taskpilot.calibration import Action, Confirm, Screen, looks_learnable
 
 Class = tuple[str, int]
 
@@ -31,7 +31,7 @@ class ClassBook:
     def add(self, cls: Class, k: int, n: int) -> None:
         if n > 0:
             self.screened[cls] += 1
-            self.learnable[cls] += 0 < k < n
+            self.learnable[cls] += looks_learnable(k, n)
 
     def beta(self, cls: Class) -> tuple[float, float]:
         """Beta parameters of the share of learnable tasks in the class."""

@@ -119,6 +119,11 @@ def calibrate(
         rung = target
 
 
+def looks_learnable(k: int, n: int) -> bool:
+    """Whether a screen asks for confirmation. One success alone does: it cannot tell an easy task from a learnable one."""
+    return 0 < k < n or k == n == 1
+
+
 def _at_rung(
     counts: dict[tuple[int, str], tuple[int, int]], rung: int, config: CalibrationConfig
 ) -> tuple[Action | None, int]:
@@ -126,10 +131,8 @@ def _at_rung(
     k, n = counts.get((rung, "screen"), (0, 0))
     if n < config.screen_n:
         return Screen(config.screen_n - n), 0
-    if k == 0:
-        return None, +1
-    if k == n:
-        return None, -1
+    if not looks_learnable(k, n):
+        return None, (+1 if k == 0 else -1)
     off_target = abs(Posterior.of(k, n, config.rule.prior).mean - config.rule.target)
     k, n = counts.get((rung, "confirm"), (0, 0))
     if n < config.confirm_n:
