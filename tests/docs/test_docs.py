@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import json
 import re
 import shlex
@@ -85,6 +86,8 @@ def test_a_command_is_unknown(page: Path):
                 assert {w for w in words[2:] if w.startswith("--")} <= known | {"--help"}, command
         elif program == "python":
             assert words[1].startswith("-") or (ROOT / words[1]).is_file(), command
+        elif "/" in program:
+            assert os.access(ROOT / program, os.X_OK), command
         else:
             assert program in OUTSIDE, f"{command}: neither frognano nor make"
 

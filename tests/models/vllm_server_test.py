@@ -25,7 +25,7 @@ def program(folder: Path, script: str) -> Path:
 
 def server(folder: Path, script: str, **settings: float) -> VllmServer:
     config = EngineConfig(kind="vllm", python=program(folder, script), **settings)
-    return VllmServer(config, Path("/model"), folder / "place", ["--dtype", "float32"], 1)
+    return VllmServer(config, Path("/model"), folder / "vllm.log", folder / "place", ["--dtype", "float32"], 1)
 
 
 def gone(pid: int, seconds: float = 20.0) -> bool:
@@ -46,6 +46,13 @@ def test_a_run_starts_where_there_is_no_vllm(tmp_path: Path) -> None:
         check_vllm(EngineConfig(kind="vllm"))
     with pytest.raises(ConfigError, match=r"engine\.python .*nowhere does not run"):
         check_vllm(EngineConfig(kind="vllm", python=tmp_path / "nowhere"))
+
+
+def test_nothing_says_that_it_cannot_be_started(tmp_path: Path) -> None:
+    """And no number 0 is taken for its process: a signal to that would end us."""
+    config = EngineConfig(kind="vllm", python=tmp_path / "nowhere")
+    with pytest.raises(FrogNanoError, match=r"cannot be started.*FileNotFoundError"):
+        VllmServer(config, Path("/model"), tmp_path / "vllm.log", tmp_path / "place", [], 1)
 
 
 def test_why_a_server_ended_is_lost(tmp_path: Path) -> None:
@@ -89,7 +96,8 @@ def test_it_survives_a_killed_run(tmp_path: Path) -> None:
     file = program(tmp_path, f"sleep 600 & echo $! > {tmp_path}/worker; wait")
     code = (
         "import sys, time; from pathlib import Path; from frognano.models.vllm_server import *;"
-        f"s = VllmServer(EngineConfig(kind='vllm', python={str(file)!r}), Path('/m'), Path({str(tmp_path / 'p')!r}), [], 1);"
+        f"p = Path({str(tmp_path)!r}); c = EngineConfig(kind='vllm', python={str(file)!r});"
+        "s = VllmServer(c, Path('/m'), p / 'vllm.log', p / 'p', [], 1);"
         "print(s.pid, flush=True); time.sleep(600)"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -36,7 +36,9 @@ def policy() -> LlamaPolicy:
 
 def start(python: Path, policy: LlamaPolicy, folder: Path, context: int = 400) -> VllmEngine:
     config = EngineConfig(kind="vllm", python=python, arguments=SERVER)
-    return VllmEngine(config, policy, folder, stop_ids=(STOP,), rows=8, context=context, threads=1, dtype="float32")
+    return VllmEngine(
+        config, policy, folder, folder, stop_ids=(STOP,), rows=8, context=context, threads=1, dtype="float32"
+    )
 
 
 @pytest.fixture(scope="module")

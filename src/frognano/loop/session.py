@@ -169,6 +169,7 @@ class Session:
         return VllmEngine(
             self.recipe.engine,
             self.policy,
+            self.store.path / "vllm",
             self.sandboxes.scratch / "vllm",
             stop_ids=stop_ids,
             rows=rows,

@@ -29,13 +29,15 @@ class Saved(Protocol):
 
 
 class VllmEngine:
-    """The interface of `SamplerEngine`. `context` bounds the ids of a conversation; `folder` takes socket, log and weights."""
+    """The interface of `SamplerEngine`. `context` bounds the ids of a conversation. `folder` takes the log and, while they are
+    reloaded, the weights; `sockets` the socket."""
 
     def __init__(
         self,
         config: EngineConfig,
         policy: Saved,
         folder: Path,
+        sockets: Path,
         *,
         stop_ids: tuple[int, ...],
         rows: int,
@@ -58,7 +60,10 @@ class VllmEngine:
             "--generation-config": "vllm",  # the model's own would set top_p and the like
         }
         words = [str(word) for pair in arguments.items() for word in pair]
-        self.server = VllmServer(config, policy.path, folder, words, threads)
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("weights-*"):  # of a killed process
+            shutil.rmtree(left, ignore_errors=True)
+        self.server = VllmServer(config, policy.path, folder / "vllm.log", sockets, words, threads)
 
     @property
     def watch(self) -> Stopwatch:

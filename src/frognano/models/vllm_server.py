@@ -91,13 +91,15 @@ def check_vllm(config: EngineConfig) -> None:
 
 
 class VllmServer:
-    """Starts at once; `wait` returns when it answers. `folder` takes its socket and its log."""
+    """Starts at once; `wait` returns when it answers. `sockets` is a short path, since that of a socket has 107 bytes."""
 
-    def __init__(self, config: EngineConfig, model: Path, folder: Path, arguments: list[str], threads: int) -> None:
-        self.config, self.log = config, folder / "vllm.log"
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        self.socket = folder / "vllm.sock"
+    def __init__(
+        self, config: EngineConfig, model: Path, log: Path, sockets: Path, arguments: list[str], threads: int
+    ) -> None:
+        self.config, self.log = config, log
+        sockets.mkdir(parents=True, exist_ok=True)
+        sockets.chmod(0o700)
+        self.socket = sockets / "vllm.sock"
         self.socket.unlink(missing_ok=True)
         given = {"--model": model, "--served-model-name": NAME, "--uds": self.socket}
         command = [
@@ -117,19 +119,22 @@ class VllmServer:
         self._ended_cpu = 0.0
         self._lock = threading.Lock()
         self.answers = False
-        with self.log.open("w") as log:
+        with self.log.open("w") as written:
             self.keeper = subprocess.Popen(
                 [sys.executable, "-c", _KEEPER, str(END_SECONDS), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=written,
                 env=environment,
                 text=True,
                 start_new_session=True,  # Ctrl-C is for us: the run stops, then the server
             )
         assert self.keeper.stdout
         said = self.keeper.stdout.readline()
-        self.pid = int(said or 0)
+        if not said:
+            self.keeper.wait()
+            raise FrogNanoError(f"vLLM's server cannot be started{self._end_of_log()}")
+        self.pid = int(said)
 
     def client(self) -> httpx2.AsyncClient:
         """For one event loop. No bound on connections: the server queues what it has no row for. An idle connection is given
