@@ -64,6 +64,19 @@ def test_why_a_server_ended_is_lost(tmp_path: Path) -> None:
         s.close()
 
 
+def test_it_stands_still_when_it_has_said_much(tmp_path: Path) -> None:
+    """vLLM logs to stdout, too, for days: nobody reads a pipe."""
+    s = server(
+        tmp_path, "i=0; while [ $i -lt 20000 ]; do echo INFO: served; i=$((i+1)); done; echo 'KeyError: x'; exit 4"
+    )
+    try:
+        with pytest.raises(FrogNanoError, match=r"exit code 4.*KeyError: x"):
+            s.wait()
+        assert s.log.stat().st_size > 200_000
+    finally:
+        s.close()
+
+
 def test_a_server_that_never_answers_is_waited_for_ever(tmp_path: Path) -> None:
     s = server(tmp_path, "sleep 600", start_seconds=0.5)
     try:

@@ -161,16 +161,35 @@ def test_its_cpu_time_is_booked_as_other_programs(engine: VllmEngine) -> None:
     assert engine.outside_cpu == pytest.approx(engine.watch.cpu, abs=1.0)
 
 
-async def test_a_killed_server_is_asked_for_ever(vllm_python: Path, policy: LlamaPolicy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["server", "worker"])
+async def test_a_killed_server_is_asked_for_ever(
+    victim: str, vllm_python: Path, policy: LlamaPolicy, tmp_path: Path
+) -> None:
     engine = start(vllm_python, policy, tmp_path / "vllm")
     try:
         assert (await say(engine, [7, 8, 9], limit=2)).ids
         waiting = asyncio.create_task(say(engine, ids("and so on, " * 3), limit=300))
         await asyncio.sleep(1.0)
-        os.killpg(engine.server.pid, signal.SIGKILL)
-        with pytest.raises(FrogNanoError, match=r"signal 9.*goes on with the run"):
+        if victim == "server":
+            os.killpg(engine.server.pid, signal.SIGKILL)
+        else:
+            os.kill(worker_of(engine.server.pid), signal.SIGKILL)
+        gone = r"vLLM's server (was killed by signal 9|ended with exit code \d+).*goes on with the run"
+        with pytest.raises(FrogNanoError, match=gone):
             await asyncio.wait_for(waiting, 120)
-        with pytest.raises(FrogNanoError, match="signal 9"):
+        with pytest.raises(FrogNanoError, match=gone):
             await say(engine, [7, 8, 9], limit=2)
     finally:
         engine.close()
+
+
+def worker_of(group: int) -> int:
+    """The process that computes, of a server's process group."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and "VLLM::Worker" in (folder / "cmdline").read_text():
+                return int(folder.name)
+        except OSError:
+            continue
+    raise AssertionError("the server has no worker")

@@ -104,16 +104,18 @@ class VllmEngine:
             with self._watch.running():
                 answer = await self._asking().post("/v1/completions", json=body)
         except httpx2.TransportError as error:
-            await asyncio.sleep(1.0)  # a killed server is not waited for at once
-            self.server.check()
             waited = time.monotonic() - started
-            raise RuntimeError(
-                f"vLLM's server did not answer in {waited:.0f} s: {error or type(error).__name__}"
-            ) from error
-        if answer.status_code != 200:
-            kind = ValueError if answer.status_code in (400, 422) else RuntimeError
-            raise kind(f"vLLM's server refused ({answer.status_code}): {answer.text[:300]}")
-        return self._generation(answer.json()["choices"][0])
+            said = f"vLLM's server did not answer in {waited:.0f} s: {str(error) or type(error).__name__}"
+        else:
+            if answer.status_code == 200:
+                return self._generation(answer.json()["choices"][0])
+            said = f"vLLM's server refused ({answer.status_code}): {answer.text[:300]}"
+            if answer.status_code in (400, 422):
+                raise ValueError(said)
+        # When its engine dies, the server still answers for a moment: tries in that time would be this rollout's last.
+        await asyncio.sleep(3.0)
+        self.server.check()
+        raise RuntimeError(said)
 
     def _generation(self, choice: dict[str, Any]) -> Generation:
         ids, logprobs = choice["token_ids"], (choice["logprobs"] or {}).get("token_logprobs", [])

@@ -33,7 +33,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 # Between us and the server, so that it ends when we do, whatever ends us: our end of the pipe closes even after kill -9.
 _KEEPER = """
 import os, signal, subprocess, sys, threading
-server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, start_new_session=True)
+server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)  # 2: the log
 print(server.pid, flush=True)
 def end():
     sys.stdin.read()
