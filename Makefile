@@ -3,6 +3,8 @@ VENV ?= .venv
 export VENV PYTHON
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# Two tests at a time: much of a test is waiting for boxes. Those of a file stay together, they share what is costly to make.
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-peers lint types fmt lock clean
@@ -17,7 +19,7 @@ demo: setup ## run the whole loop with the pocket model; ends with runs/…/repo
 	$(BIN)/frognano loop recipes/pocket.toml
 
 test: setup ## all tests but those that install other projects
-	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not peers" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-peers: setup ## the tests that install other projects
 	$(BIN)/python -m pytest -m peers $(PYTEST_ARGS)

@@ -116,7 +116,7 @@ def stop_it(file: Path, root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_arms_share_what_was_made_before_training_and_nothing_after(file: Path):
     root = file.parent / "out"
     stop_it(file, root)

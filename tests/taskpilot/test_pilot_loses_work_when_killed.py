@@ -145,11 +145,12 @@ async def test_a_kill_at_any_event_changes_nothing() -> None:
 
 async def test_the_faster_of_two_batches_decides() -> None:
     """What is asked next may not depend on which batch ended first."""
-    still = World()
-    wanted = await run(still, MemoryLedger())
+    still, written = World(), MemoryLedger()
+    wanted = await run(still, written)
     for seed in range(12):
-        world = World(speed=random.Random(seed))
-        result = await run(world, MemoryLedger())
+        world, ledger = World(speed=random.Random(seed)), MemoryLedger()
+        result = await run(world, ledger)
+        assert ledger.entries == written.entries
         assert (ids(result), result.dropped) == (ids(wanted), wanted.dropped)
         assert world.ran == still.ran
 

@@ -7,7 +7,7 @@ killed.
 
 Two batches are in flight, so that the sampler has work while the last rollouts of one are graded and while candidates are
 validated. A batch is chosen without the outcomes of the one before it; they are learned from in the order they were asked in,
-whichever ends first, or the run would depend on the machine's speed.
+whichever ends first, and only then written down, or run and ledger would depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -218,21 +218,15 @@ class _Pilot:
         return self.held[task_id].task.lineage.operator, rung
 
     async def _outcomes(self, requests: Sequence[Request]) -> list[list[bool]]:
-        """Of each request: from the ledger where it was measured before, else measured now and written down."""
-        steps = [self._step(r) for r in requests]
-        fresh = [r for r, s in zip(requests, steps, strict=True) if (r.task.id, "measure", s) not in self.known]
+        """Of each request: from the ledger where it was measured before, else measured now."""
+        fresh = [r for r in requests if (r.task.id, "measure", self._step(r)) not in self.known]
         measured = iter(await self.measure(fresh)) if fresh else iter(())
         out: list[list[bool]] = []
-        for request, step in zip(requests, steps, strict=True):
-            known = self.known.get((request.task.id, "measure", step))
-            if known is not None:
-                out.append([bool(x) for x in known.detail["outcomes"]])
-                continue
-            outcomes = [bool(x) for x in next(measured)]
+        for request in requests:
+            known = self.known.get((request.task.id, "measure", self._step(request)))
+            outcomes = [bool(x) for x in (known.detail["outcomes"] if known else next(measured))]
             if len(outcomes) > request.n:
                 raise ValueError(f"task {request.task.id}: {len(outcomes)} outcomes for {request.n} rollouts")
-            detail = {"rung": request.task.rung, "stage": request.stage, "start": request.start, "asked": request.n}
-            self._write(request.task.id, "measure", step, {**detail, "outcomes": outcomes})
             out.append(outcomes)
         return out
 
@@ -248,6 +242,8 @@ class _Pilot:
 
     def _learn(self, request: Request, outcomes: list[bool]) -> None:
         held, rung = self.held[request.task.id], request.task.rung
+        detail = {"rung": rung, "stage": request.stage, "start": request.start, "asked": request.n}
+        self._write(request.task.id, "measure", self._step(request), {**detail, "outcomes": outcomes})
         held.asked[rung] = request.start + request.n
         held.lost = 0 if outcomes else held.lost + 1
         if not outcomes:
