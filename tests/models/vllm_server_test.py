@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,32 @@ def server(folder: Path, script: str, **settings: float) -> VllmServer:
     return VllmServer(config, Path("/model"), folder / "vllm.log", folder / "place", ["--dtype", "float32"], 1)
 
 
-def gone(pid: int, seconds: float = 20.0) -> bool:
-    """Whether the process ends in time; one that only waits to be reaped has ended."""
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether it comes true in time."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends in time; one that only waits to be reaped has ended."""
+
+    def ended() -> bool:
         try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
             return True
-        time.sleep(0.05)
-    return False
+
+    return within(20, ended)
+
+
+def number(file: Path) -> int:
+    """What a program writes there."""
+    assert within(20, lambda: file.exists() and bool(file.read_text().strip()))
+    return int(file.read_text())
 
 
 def test_a_run_starts_where_there_is_no_vllm(tmp_path: Path) -> None:
@@ -90,7 +106,7 @@ def test_a_server_that_never_answers_is_waited_for_ever(tmp_path: Path) -> None:
 def test_a_worker_survives_its_server(tmp_path: Path) -> None:
     """Killed from outside, it has no time to end them."""
     s = server(tmp_path, f"sleep 600 & echo $! > {tmp_path}/worker; wait")
-    worker = _number(tmp_path / "worker")
+    worker = number(tmp_path / "worker")
     os.kill(s.pid, signal.SIGKILL)
     with pytest.raises(FrogNanoError, match="killed by signal 9"):
         s.wait()
@@ -115,7 +131,7 @@ def test_it_survives_a_killed_run(tmp_path: Path) -> None:
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert run.stdout
-    pid, worker = int(run.stdout.readline()), _number(tmp_path / "worker")
+    pid, worker = int(run.stdout.readline()), number(tmp_path / "worker")
     run.kill()
     run.wait()
     assert gone(pid)
@@ -125,9 +141,7 @@ def test_it_survives_a_killed_run(tmp_path: Path) -> None:
 def test_its_cpu_time_is_nobodys(tmp_path: Path) -> None:
     s = server(tmp_path, "(i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done); echo done >&2; sleep 600")
     try:
-        until = time.monotonic() + 60
-        while "done" not in s.log.read_text() and time.monotonic() < until:
-            time.sleep(0.1)
+        assert within(60, lambda: "done" in s.log.read_text())
         used = s.cpu_seconds()
         assert used > 0.05, "what a child used that has ended counts too"
     finally:
@@ -138,21 +152,10 @@ def test_its_cpu_time_is_nobodys(tmp_path: Path) -> None:
 def test_others_can_reach_what_reloads_the_weights(tmp_path: Path) -> None:
     s = server(tmp_path, 'echo "$@" >&2; sleep 600')
     try:
-        until = time.monotonic() + 20
-        while "--uds" not in s.log.read_text() and time.monotonic() < until:
-            time.sleep(0.05)
+        assert within(20, lambda: "--uds" in s.log.read_text())
         said = s.log.read_text().split()
         assert said[said.index("--uds") + 1] == str(s.socket)
         assert "--port" not in said
         assert s.socket.parent.stat().st_mode & 0o077 == 0
     finally:
         s.close()
-
-
-def _number(file: Path) -> int:
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        if file.exists() and file.read_text().strip():
-            return int(file.read_text())
-        time.sleep(0.02)
-    raise AssertionError(f"{file} was not written")

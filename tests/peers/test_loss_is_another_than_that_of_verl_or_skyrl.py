@@ -14,9 +14,7 @@ What differs by design, and is held fast here:
 from __future__ import annotations
 
 import math
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import pytest
 import torch
 
 from frognano.rl.dppo import dppo_loss, keep_mask
+from peers.conftest import install
 
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(3600)]
 HERE = Path(__file__).parent
@@ -111,9 +110,7 @@ def ours(c: Case) -> tuple[float, torch.Tensor]:
 
 def asked_of(peer: str, tmp_path: Path, made: dict[str, Case]) -> dict[str, dict[str, torch.Tensor]]:
     """Losses and gradients of the peer, computed in its environment, which is made on the first call."""
-    script = HERE.parents[1] / "scripts/peer.sh"
-    env = {"VENV": sys.prefix, **os.environ}
-    installed = subprocess.run(["bash", str(script), peer], capture_output=True, text=True, env=env)
+    installed = install(peer)
     if installed.returncode:
         why = installed.stderr.strip().splitlines()[-1:]
         pytest.skip(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 NAME = "policy"
 """What the model is called in requests."""
+BASE_URL = "http://vllm"
+"""Nothing is looked up by it: what is asked goes through the socket."""
 END_SECONDS = 10.0
 """From being asked to end to being killed."""
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -144,7 +146,12 @@ class VllmServer:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
         transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), limits=limits)
         timeout = httpx2.Timeout(self.config.request_seconds, connect=60.0)
-        return httpx2.AsyncClient(transport=transport, base_url="http://vllm", timeout=timeout)
+        return httpx2.AsyncClient(transport=transport, base_url=BASE_URL, timeout=timeout)
+
+    def _client(self, timeout: float) -> httpx2.Client:
+        import httpx2
+
+        return httpx2.Client(transport=httpx2.HTTPTransport(uds=str(self.socket)), base_url=BASE_URL, timeout=timeout)
 
     def wait(self) -> None:
         """Until it answers. Raises FrogNanoError when it ends or takes too long."""
@@ -154,11 +161,11 @@ class VllmServer:
             if self.answers:
                 return
             until = time.monotonic() + self.config.start_seconds
-            with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(self.socket)), base_url="http://vllm") as client:
+            with self._client(30.0) as client:
                 while time.monotonic() < until:
                     self.check()
                     with contextlib.suppress(httpx2.TransportError):
-                        if client.get("/health", timeout=30.0).status_code == 200:
+                        if client.get("/health").status_code == 200:
                             self.answers = True
                             return
                     time.sleep(0.2)
@@ -171,8 +178,7 @@ class VllmServer:
         """One of the developer endpoints. Raises FrogNanoError where it refuses."""
         import httpx2
 
-        transport = httpx2.HTTPTransport(uds=str(self.socket))
-        with httpx2.Client(transport=transport, base_url="http://vllm", timeout=self.config.request_seconds) as client:
+        with self._client(self.config.request_seconds) as client:
             try:
                 answer = client.post(path, json=body)
             except httpx2.TransportError as error:
