@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from frognano.errors import FrogNanoError
-from frognano.loop.experiment import Job, Queue, Runner, is_done, jobs_of, load_experiment
+from frognano.loop.arms import load_experiment
+from frognano.loop.experiment import Job, Queue, Runner, is_done, jobs_of
 from frognano.loop.pilot import spent_tokens
 from frognano.models.pocket import ensure_pocket_model
 from frognano.runs import RunStore

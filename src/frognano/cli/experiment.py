@@ -26,7 +26,8 @@ def experiment(
 
     _share_cores()
     from frognano.analysis.experiment import write_summary
-    from frognano.loop.experiment import Runner, jobs_of, load_experiment
+    from frognano.loop.arms import load_experiment
+    from frognano.loop.experiment import Runner, jobs_of
 
     config = load_experiment(file)
     root = (out or Path("runs") / config.name).absolute()

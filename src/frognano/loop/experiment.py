@@ -1,8 +1,8 @@
-"""Experiment: several arms of one recipe over several seeds, by one command that goes on where it was stopped.
+"""Experiment: the runs of all arms and seeds (`loop/arms.py`), by one command that goes on where it was stopped.
 
-An arm is a set of overrides. One that is `like` another begins with what that one made and measured before training (held-out
-and validation tasks, π0's rollouts, validated candidates), so that they differ in what the arm is about alone; with
-`equal_tokens` it may generate as many tokens for calibration and training together as that one did.
+An arm that is `like` another begins with what that one made and measured before training (held-out and validation tasks, π0's
+rollouts, validated candidates), so that they differ in what the arm is about alone; with `equal_tokens` it may generate as many
+tokens for calibration and training together as that one did.
 """
 
 from __future__ import annotations
@@ -13,65 +13,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
+from frognano.analysis.pooled import DONE
 from frognano.errors import FrogNanoError
+from frognano.loop.arms import ExperimentConfig, check_arms, texts
 from frognano.loop.pilot import spent_tokens
-from frognano.loop.recipe import RecipeConfig
+from frognano.loop.recipe import RecipeConfig, open_run
 from frognano.loop.session import BASE
 from frognano.runs.fork import fork_run
+from frognano.runs.lock import RunLock
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
 
 SHARED_STEPS = ("secret", "fixed/", "candidate/")
 SHARED_TASKS = ("heldout", "valid", "train")
 SHARED_ROLLOUTS = (("heldout", BASE), ("valid", BASE))
-DONE = "experiment/done"
 GRACE_SECONDS = 20.0
-
-
-class ArmConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    like: str | None = Field(None, description="The arm whose tasks and π0 measurements it shares.")
-    equal_tokens: bool = Field(
-        False, description="Ends when it has generated as many tokens as the arm that it is like."
-    )
-    seeds: tuple[int, ...] | None = Field(None, description="none: those of the experiment.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Overrides of the recipe, `section.key` to value.")
-
-
-class ExperimentConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
-    recipe: Path = Field(description="Relative to the experiment's file.")
-    seeds: tuple[int, ...] = Field(min_length=1)
-    jobs: int = Field(1, ge=1, description="Runs at a time; share the cores with model.threads in `set`.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Overrides for every arm.")
-    arm: dict[str, ArmConfig] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _arms_are_known(self) -> Self:
-        for name, arm in self.arm.items():
-            if arm.like is None and not arm.equal_tokens:
-                continue
-            if arm.like not in self.arm or self.arm[arm.like].like is not None:
-                raise ValueError(f"arm {name} is like {arm.like}: name an arm that is like no other")
-            if missing := set(self.seeds_of(name)) - set(self.seeds_of(arm.like)):
-                raise ValueError(f"arm {name} has seeds that {arm.like} lacks: {sorted(missing)}")
-        return self
-
-    def seeds_of(self, arm: str) -> tuple[int, ...]:
-        chosen = self.arm[arm].seeds
-        return self.seeds if chosen is None else chosen
 
 
 @dataclass(frozen=True)
@@ -103,9 +66,8 @@ def jobs_of(config: ExperimentConfig, root: Path) -> list[Job]:
 
 
 def overrides_of(config: ExperimentConfig, job: Job) -> dict[str, Any]:
-    arm = config.arm[job.arm]
-    chosen: dict[str, Any] = {"run.seed": job.seed, **config.set, **arm.set}
-    if arm.equal_tokens and job.like is not None:
+    chosen = config.overrides(job.arm, job.seed)
+    if config.arm[job.arm].equal_tokens and job.like is not None:
         with RunStore.open(job.like, read_only=True) as store:
             chosen["train.max_tokens"] = spent_tokens(store)
     return chosen
@@ -161,18 +123,20 @@ class Runner:
         self.recipe = (file.parent / config.recipe).resolve()
         self.jobs = jobs_of(config, root)
         self._children: set[subprocess.Popen[bytes]] = set()
+        self._starting = threading.Lock()
         self._stopped = False
-        for arm in config.arm:  # a typo must show now, not after the hours of the arms before it
-            first = next(j for j in self.jobs if j.arm == arm)
-            load_recipe(
-                self.recipe, RecipeConfig, _texts({"run.seed": first.seed, **config.set, **config.arm[arm].set})
-            )
+        check_arms(config, self.recipe)
 
     def run(self) -> None:
         """Until all are done. FrogNanoError names the log of one that failed; the others end first."""
-        root = self.root
-        root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
+        with RunLock(self.root / "lock"):  # two would build the same runs
+            self._run()
+
+    def _run(self) -> None:
         done = {job.folder for job in self.jobs if is_done(job)}
+        for job in self.jobs:
+            self._check(job, done)
         for job in self.jobs:
             print(f"{job.name}: {'done' if job.folder in done else 'to do'}", file=sys.stderr)
         queue = Queue((job for job in self.jobs if job.folder not in done), done)
@@ -190,6 +154,19 @@ class Runner:
                 f"{', '.join(j.name for j in queue.failed)} failed: see {logs}; then run the same command again"
             )
 
+    def _check(self, job: Job, done: Collection[Path]) -> None:
+        """A run that is there must be one of the experiment as its file is now: one that is done is not looked at again."""
+        if not (job.folder / "index.sqlite").exists():
+            return
+        if job.like is not None and job.like not in done:
+            raise FrogNanoError(
+                f"{job.folder} was begun from {job.like}, which is not done any more: put that back, or remove both"
+            )
+        open_run(job.folder, self._resolved(job)).close()
+
+    def _resolved(self, job: Job) -> RecipeConfig:
+        return load_recipe(self.recipe, RecipeConfig, texts(overrides_of(self.config, job)))
+
     def _work(self, queue: Queue) -> None:
         while (job := queue.take()) is not None:
             ok = False
@@ -199,8 +176,7 @@ class Runner:
                 queue.end(job, ok)
 
     def _one(self, job: Job) -> bool:
-        chosen = _texts(overrides_of(self.config, job))
-        recipe = load_recipe(self.recipe, RecipeConfig, chosen)
+        recipe = self._resolved(job)
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         if job.like is not None:
             fork_run(
@@ -212,14 +188,15 @@ class Runner:
                 rollouts=SHARED_ROLLOUTS,
             )
         command = [sys.executable, "-m", "frognano.cli", "loop", str(self.recipe), "--out", str(job.folder)]
-        for key, value in chosen.items():
+        for key, value in texts(overrides_of(self.config, job)).items():
             command += [f"--{key}", value]
         print(f"{time.strftime('%H:%M:%S')} {job.name}: started, log in {_log(job)}", file=sys.stderr)
         with _log(job).open("ab") as log:
-            if self._stopped:
-                return False
-            child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=_quiet())
-            self._children.add(child)
+            with self._starting:
+                if self._stopped:
+                    return False
+                child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=_quiet())
+                self._children.add(child)
             code = child.wait()
             self._children.discard(child)
         print(
@@ -231,8 +208,10 @@ class Runner:
         return code == 0
 
     def _stop(self) -> None:
-        self._stopped = True
-        children, end = list(self._children), time.monotonic() + GRACE_SECONDS
+        with self._starting:  # one that starts now would go on without us
+            self._stopped = True
+            children = list(self._children)
+        end = time.monotonic() + GRACE_SECONDS
         for child in children:
             child.send_signal(signal.SIGINT)
         for child in children:
@@ -262,20 +241,3 @@ def _log(job: Job) -> Path:
 
 def _quiet() -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
-
-
-def _texts(overrides: Mapping[str, Any]) -> dict[str, str]:
-    """As they stand on a command line: TOML values."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, bool):
-            return str(value).lower()
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(text(v) for v in value)}]"
-        return f'"{value}"' if isinstance(value, str) else str(value)
-
-    return {key: text(value) for key, value in overrides.items()}
-
-
-def load_experiment(file: Path) -> ExperimentConfig:
-    return load_recipe(file, ExperimentConfig)
