@@ -63,6 +63,23 @@ def test_a_paired_difference_is_narrower_than_two_separate_rates():
         cluster_difference(before, after[1:])
 
 
+@pytest.mark.parametrize("outcomes", [(0, 0), (0, 1), (1, 1)])
+def test_a_difference_without_spread_is_not_certain(outcomes: tuple[int, int]):
+    before, after = (trials({f"f{i}": [x] * 4 for i in range(10)}) for x in outcomes)
+    difference = cluster_difference(before, after)
+    assert difference.estimate == outcomes[1] - outcomes[0]
+    assert 0.25 < difference.high - difference.low < 0.6
+    assert -1 <= difference.low <= difference.estimate <= difference.high <= 1
+    if outcomes == (0, 0):
+        assert difference[1:] == pytest.approx((-wilson(0, 10).high, wilson(0, 10).high))
+
+
+def test_a_difference_of_one_repository_is_not_certain():
+    difference = cluster_difference(trials({"f": [1, 0, 0, 0]}), trials({"f": [1, 1, 1, 0]}))
+    assert difference.estimate == 0.5
+    assert difference.high - difference.low > 0.7
+
+
 def test_seeded_and_fast():
     sample = trials({f"f{i}": [i % 3 == 0] * 2 for i in range(100)})
     start = time.process_time()

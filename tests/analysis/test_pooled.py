@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from frognano.analysis.experiment import write_summary
-from frognano.analysis.pooled import Measured, gain, parts, rate, read_run, recalled
+from frognano.analysis.pooled import DONE, Measured, gain, parts, rate, read_run, recalled
 from frognano.records import Status
 from frognano.runs import RolloutKey, RolloutRow, RunStore
 from frognano.runs.fork import fork_run
@@ -94,6 +95,21 @@ def test_the_tables_name_runs_that_are_missing(two: list[Path], tmp_path: Path) 
     assert "Not all runs are done" in page
     assert "a/seed-2" in page
     assert "6/8 = 75.0 %" in page
+    assert "Not done, and counted as far as they came**: a/seed-0 (π1), a/seed-1 (π1)." in page
+    for path in two:
+        with RunStore.open(path) as store:
+            store.finish(DONE)
+    page = write_summary(tmp_path / "out", folders, "x.toml").read_text()
+    assert "as far as they came" not in page
+    assert [run["done"] for run in json.loads((tmp_path / "out" / "results.json").read_text())["arms"]["a"]] == [
+        True
+    ] * 2
+
+
+def test_arms_without_a_common_task_are_not_compared(two: list[Path], tmp_path: Path) -> None:
+    page = write_summary(tmp_path / "out", {"a/seed-0": two[0], "b/seed-0": two[1]}, "x.toml").read_text()
+    assert "+nan" not in page
+    assert "| b | 1 | 4/4 = 100.0 % (51.0–100.0) | — |" in page
 
 
 def test_a_fork_has_what_was_made_before_training_and_nothing_after(two: list[Path], tmp_path: Path) -> None:

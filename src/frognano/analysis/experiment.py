@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frognano.analysis.intervals import Interval
 from frognano.analysis.picture import picture
 from frognano.analysis.pooled import Measured, Run, counted, gain, parts, rate, read_run, recalled
 from frognano.runs import RunStore
@@ -26,9 +26,11 @@ def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path
             arms.setdefault(run.name.split("/")[0], []).append(run)
     root.mkdir(parents=True, exist_ok=True)
     page = [f"# {root.name}\n", f"Command: `frognano experiment {command}`."]
-    missing = [n for n in folders if n not in {r.name for r in runs if len(r.policies) > 1}]
-    if missing:
+    shown = {run.name: run for its_runs in arms.values() for run in its_runs}
+    if missing := [name for name in folders if name not in shown]:
         page.append(f"\n**Not all runs are done**; without a trained policy yet: {', '.join(missing)}.")
+    if part := [f"{name} (π{len(run.policies) - 1})" for name, run in shown.items() if not run.done]:
+        page.append(f"\n**Not done, and counted as far as they came**: {', '.join(part)}.")
     for arm, its_runs in arms.items():
         page += _arm(arm, its_runs)
     if len(arms) > 1:
@@ -106,7 +108,7 @@ def _comparison(arms: Mapping[str, Sequence[Run]]) -> list[str]:
         seeds = {run.name.split("/")[-1] for run in runs}
         same = [run for run in reference if run.name.split("/")[-1] in seeds]
         last = _ends(runs)[1]
-        against = "—" if runs is reference or not same else _points(gain(_ends(same)[1], last))
+        against = "—" if runs is reference else _gain(_ends(same)[1], last)
         stages = " / ".join(str(sum(run.training[s][0] for run in runs)) for s in ("screen", "confirm", "train"))
         rollouts, kept = sum(run.rollouts for run in runs), sum(run.groups_kept for run in runs)
         tokens = ", ".join(f"{run.tokens:,}" for run in runs)
@@ -124,7 +126,7 @@ def _result(name: str, before: Sequence[Measured], after: Sequence[Measured], by
     a, b = rate(before), rate(after)
     first, last = (a.by_repository, b.by_repository) if by_repository else (a.by_function, b.by_function)
     times = f"{last.estimate / first.estimate:.1f}" if first.estimate else "from none"
-    points = _points(gain(before, after, by_repository))
+    points = _gain(before, after, by_repository)
     return f"| {name} | {a.solved}/{a.trials} = {first:%} | {b.solved}/{b.trials} = {last:%} | {points} | {times} |"
 
 
@@ -139,7 +141,11 @@ def _share(k_n: tuple[int, int] | None) -> str:
     return "—" if k_n is None else f"{k_n[0]}/{k_n[1]}"
 
 
-def _points(x: Interval) -> str:
+def _gain(before: Sequence[Measured], after: Sequence[Measured], by_repository: bool = False) -> str:
+    """In points; none where no task was tried by both, as in arms that are not like each other."""
+    x = gain(before, after, by_repository)
+    if math.isnan(x.estimate):
+        return "—"
     return f"{100 * x.estimate:+.1f} ({100 * x.low:+.1f} to {100 * x.high:+.1f})"
 
 
@@ -147,6 +153,7 @@ def _numbers(run: Run) -> dict[str, Any]:
     """Everything that the tables were made of, one entry a held-out rollout."""
     return {
         "run": run.name,
+        "done": run.done,
         "policies": run.policies,
         "tokens": run.tokens,
         "training": {

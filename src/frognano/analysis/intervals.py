@@ -2,8 +2,8 @@
 
 Tasks made from one function resemble each other, so trials are not independent: resampling whole functions with
 replacement (the cluster bootstrap, percentile interval) is honest about that where a binomial interval is too narrow.
-A bootstrap of only successes or only failures has no width at all; there the Wilson interval over the number of
-clusters stands in.
+A bootstrap of only successes or only failures has no width at all, nor has one of a single cluster; there the Wilson
+interval over the number of clusters stands in, and for a difference Newcombe's, of two Wilson intervals.
 """
 
 from __future__ import annotations
@@ -82,8 +82,19 @@ def cluster_difference(
         ka, na, kb, nb = (sum(rows[i][column] for i in drawn) for column in range(4))
         return kb / nb - ka / na
 
+    ka, na, kb, nb = map(sum, zip(*rows, strict=True))
+    if len(rows) < 2 or (ka in (0, na) and kb in (0, nb)):
+        return _newcombe(cluster_rate(before, level=level), cluster_rate(after, level=level))
     differences = sorted(difference(drawn) for drawn in _resampled(len(rows), resamples, seed))
     return Interval(difference(range(len(rows))), *_percentiles(differences, level))
+
+
+def _newcombe(before: Interval, after: Interval) -> Interval:
+    """Newcombe 1998, Statistics in Medicine 17:873, method 10. For independent rates: for paired ones on the wide side."""
+    change = after.estimate - before.estimate
+    down = math.hypot(after.estimate - after.low, before.high - before.estimate)
+    up = math.hypot(after.high - after.estimate, before.estimate - before.low)
+    return Interval(change, max(-1.0, change - down), min(1.0, change + up))
 
 
 def _counts(trials: Iterable[Trial]) -> dict[str, tuple[int, int]]:
