@@ -48,7 +48,8 @@ def summarise(store: RunStore) -> dict[str, object]:
     versions = [BASE, *store.steps("policies/").values()]
     at = {v: [r for r in rows if r.key.policy == v and r.key.rung == top] for v in versions}
     first, last = at[BASE], at[versions[-1]]
-    gain = cluster_difference(_trials(first, tasks), _trials(last, tasks))
+    both = {r.key.task_id for r in first if r.counts} & {r.key.task_id for r in last if r.counts}
+    gain = cluster_difference(*(_trials([r for r in x if r.key.task_id in both], tasks) for x in (first, last)))
     families: dict[str, dict[str, list[int]]] = defaultdict(dict)
     repositories: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for name, chosen in (("first", first), ("last", last)):

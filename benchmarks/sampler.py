@@ -6,7 +6,7 @@ python benchmarks/sampler.py --peers --out docs/results/sampler.json --machine "
 Each engine is a process with one compute thread; every (rows, round) asks all of them in turn. CPU time is user and system
 time of the engine's process tree while it answers. *Total* is a batch as after an update of the weights: shared prefix,
 statements and the sampled tokens. *Decode* counts from where every row has its first token. The file is written after each
-answer, and a run that is started again with the same --out measures only what is missing there.
+answer, and a run that is started again with the same --out, at the same commit, measures only what is missing there.
 """
 
 from __future__ import annotations
@@ -267,6 +267,10 @@ def main() -> None:
     agreement: dict[str, dict[str, float]] = before["agreement"] if before else {}
     names = [*dict.fromkeys([*(before["rates"] if before else ()), *names])]
     names.sort(key=ENGINES.index)
+    if before and before["commit"] != COMMIT:
+        raise SystemExit(
+            f"{asked.out} was measured at commit {before['commit'][:12]}: give another --out, or delete it"
+        )
     if before and before["workload"] != _workload(asked, load):
         raise SystemExit(f"{asked.out} holds another workload: give another --out, or delete it")
     try:

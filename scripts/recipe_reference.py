@@ -37,7 +37,7 @@ LIMITS = {
     "output_bytes": "Output kept of a command: its head and its tail.",
 }
 WORDS = {
-    "run.seed": "Of the order of candidates, the draws of batches and the sampling.",
+    "run.seed": "Of the order of candidates, the draws of batches and, with task ids, which are new in each run, the sampling.",
     "repositories.train": "Names of the repositories that bugs for training and validation are put in.",
     "repositories.heldout": "Names of those that only measure.",
     "sampling.temperature": "Of training; the trainer computes p at the same temperature.",
@@ -55,7 +55,6 @@ WORDS = {
     "pilot.max_refinements": "Moves up or down the ladder; then the task is dropped.",
     "pilot.rule.low": "p̂ must lie above it.",
     "pilot.rule.high": "p̂ must not lie above it; p̂ = 1 is never admitted.",
-    "pilot.rule.target": "The pass rate aimed at. Recorded; no decision uses it yet.",
     "pilot.rollout_budget": "Rollouts that one call of the pilot may ask for.",
     "pilot.seed": "Of the draws that say which tasks are looked at first.",
     "train.iterations": "Each makes its own tasks and resets the optimizer.",

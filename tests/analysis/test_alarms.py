@@ -121,6 +121,14 @@ def test_an_alarm_cannot_be_switched_off():
     assert alarms(bad, off) == []
 
 
+def test_a_limit_of_nought_switches_an_alarm_off():
+    config = AlarmsConfig.model_validate({"masked": 0, "no_signal": False, "patience": 3})
+    assert (config.masked, config.no_signal, config.patience) == (0.0, False, 3)
+    assert config.masked is not False
+    with pytest.raises(ValueError, match="give a number, or false"):
+        AlarmsConfig.model_validate({"masked": True})
+
+
 def test_numbers_that_are_missing_or_not_finite_stop_the_run():
     odd: Series = [(1, {}), (2, {"entropy": float("nan"), "groups": 0, "stepped": 0.0}), (3, {"entropy": 0.1})]
     assert alarms(odd, CONFIG) == []

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Series = Sequence[tuple[int, dict[str, float]]]
 Values = dict[str, float]
@@ -37,6 +37,13 @@ class AlarmsConfig(BaseModel):
     truncated_rise: Limit = Field(0.4, description="Rise of that share over its least of the run.")
     tool_errors: Limit = Field(0.9, description="Share of tool calls that fail.")
     tool_errors_rise: Limit = Field(0.4, description="Rise of that share over its least of the run.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_number_or_false(cls, given: object) -> object:
+        if given is True:
+            raise ValueError("give a number, or false to switch it off")
+        return float(given) if type(given) is int else given  # 0 is a limit too, though 0 == False
 
     def within(self, max_turns: int | None) -> Self:
         """The limits that mean something under a budget of so many replies. With one alone every run that makes a call is ended

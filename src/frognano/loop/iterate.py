@@ -49,8 +49,15 @@ def tokens_left(session: Session) -> bool:
 
 def no_task(session: Session, iteration: int, policy: str) -> str:
     """What to say where an iteration has nothing to train on: the next one would calibrate the same policy anew."""
+    paid = session.store.done(f"iter{iteration}/affordable_rollouts/{policy}")
+    budget = session.recipe.pilot_for(iteration).rollout_budget
+    if paid is not None and paid < budget:
+        return (
+            f"iteration {iteration}: what was left of train.max_tokens paid {paid} rollouts, in which no task was "
+            f"found for {policy}: nothing was trained, and the run ends here"
+        )
     return (
         f"iteration {iteration}: no task was found that {policy} solves sometimes but not always, so nothing was trained "
-        f"and the run ends here. Raise pilot.rollout_budget (now {session.recipe.pilot_for(iteration).rollout_budget}), "
+        f"and the run ends here. Raise pilot.rollout_budget (now {budget}), "
         "widen pilot.rule, or name more repositories, in another run folder (--out)"
     )
