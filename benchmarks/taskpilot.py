@@ -229,9 +229,16 @@ def table(found: dict[str, Any]) -> str:
         for p in f["same"]["pairs"]
         if (p["ours"] == "valid") != p["swesmith"]
     ]
+    once = ", ".join(
+        f"{name} {f['same']['spent']['swesmith clean run']:.1f} and {f['same']['spent']['swesmith generate']:.1f}"
+        for name, f in found.items()
+    )
     out += [
         "",
         "Where they differ: " + ("; ".join(reasons) or "nowhere") + ".",
+        "",
+        f"Left out, since a repository costs it once: SWE-smith's clean run and its generator ({once} CPU-s), our clean runs "
+        "(three, and one with coverage; they come from the cache).",
         "",
         "Our own candidates, up to the written task:\n",
     ]

@@ -12,7 +12,7 @@ from frognano.analysis.experiment import write_summary
 from frognano.analysis.pooled import DONE, Measured, gain, parts, rate, read_run, recalled
 from frognano.records import Status
 from frognano.runs import RolloutKey, RolloutRow, RunStore
-from frognano.runs.fork import fork_run
+from frognano.runs.fork import FORK, fork_run
 from runs import made
 
 CALLS = {"calls": 1, "failed_calls": 0}
@@ -120,15 +120,20 @@ def test_a_fork_has_what_was_made_before_training_and_nothing_after(two: list[Pa
     kept = {"steps": ("secret", "fixed/"), "tasks": ("heldout",), "rollouts": (("heldout", "base"),)}
     fork_run(two[0], fork, {"run": {"seed": 1}}, **kept)
     with RunStore.open(fork, {"run": {"seed": 1}}) as store:
-        assert store.steps().keys() == {"secret", "fixed/heldout"}
+        assert store.steps().keys() == {"secret", "fixed/heldout", FORK}
         assert [t.id for t in store.tasks()] == ["atask0000", "atask0001", "atask0002", "atask0003"]
         rows = store.rollouts()
         assert {r.key.policy for r in rows} == {"base"}
         assert all(store.trajectory(r.trajectory_id).task_id == r.key.task_id for r in rows)
         store.finish("policies/1", "mine")
+        name = store.done(FORK)
     fork_run(two[0], fork, {"run": {"seed": 1}}, **kept)  # again: it is left as it is
     with RunStore.open(fork, read_only=True) as store:
         assert store.done("policies/1") == "mine"
+        assert store.done(FORK) == name
+    fork_run(two[0], tmp_path / "other", {"run": {"seed": 1}}, **kept)
+    with RunStore.open(tmp_path / "other", read_only=True) as store:
+        assert store.done(FORK) != name  # or a tracker would take both for one run
     with RunStore.open(two[0], read_only=True) as store:
         assert store.done("policies/1") == "i1u2"
         assert len(store.rollouts()) == 8

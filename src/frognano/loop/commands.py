@@ -19,6 +19,7 @@ from frognano.loop.recipe import RecipeConfig, open_run
 from frognano.loop.session import BASE, Session, cache_folder, check_recipe
 from frognano.loop.train import IterationTrainer
 from frognano.runs.files import no_space
+from frognano.runs.fork import FORK
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
 from frognano.runs.trackers import Trackers, require_trackers
@@ -60,7 +61,7 @@ def _trackers(session: Session) -> Iterator[None]:
         config,
         store.path,
         store.config,
-        session.secret(),
+        f"{session.secret()}{store.done(FORK) or ''}",  # arms that are like another have its secret
         session.live.say,
         store.all_metrics() if config.chosen else (),
     )

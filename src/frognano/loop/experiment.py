@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +142,9 @@ class Runner:
         queue = Queue((job for job in self.jobs if job.folder not in done), done)
         with ThreadPoolExecutor(self.config.jobs) as pool, _ended_like_interrupted():
             try:
-                for worker in [pool.submit(self._work, queue) for _ in range(self.config.jobs)]:
+                workers = [pool.submit(self._work, queue) for _ in range(self.config.jobs)]
+                wait(workers)
+                for worker in workers:
                     worker.result()
             except BaseException:
                 queue.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ from frognano.runs.files import TEMP_SUFFIX, StoreError
 from frognano.runs.index import Index
 from frognano.runs.store import FOLDERS, RunStore
 from frognano.runs.trajectories import SUFFIX
+
+FORK = "fork"
+"""Step of a forked run: what tells it from the run that it came from and from other forks of that one."""
 
 
 def fork_run(
@@ -59,5 +65,6 @@ def _thin(file: Path, steps: Collection[str], tasks: Collection[str], trajectori
             db.executemany("DELETE FROM rollouts WHERE trajectory_id=?", [(t,) for t in gone])
             for table in ("decisions", "metrics"):
                 db.execute(f"DELETE FROM {table}")
+            db.execute("INSERT INTO steps VALUES (?,?,?)", (FORK, json.dumps(os.urandom(8).hex()), time.time()))
     finally:
         index.close()
