@@ -10,6 +10,7 @@ import pytest
 
 from frognano.analysis.experiment import write_summary
 from frognano.analysis.pooled import DONE, Measured, gain, parts, rate, read_run, recalled
+from frognano.errors import FrogNanoError
 from frognano.records import Status
 from frognano.runs import RolloutKey, RolloutRow, RunStore
 from frognano.runs.fork import FORK, fork_run
@@ -91,6 +92,9 @@ def test_forgetting_shows_when_the_last_policy_fails_what_its_own_iteration_solv
 
 def test_the_tables_name_runs_that_are_missing(two: list[Path], tmp_path: Path) -> None:
     folders = {"a/seed-0": two[0], "a/seed-1": two[1], "a/seed-2": tmp_path / "a" / "seed-2"}
+    with pytest.raises(FrogNanoError, match="out is not there"):
+        write_summary(tmp_path / "out", folders, "x.toml")
+    (tmp_path / "out").mkdir()
     page = write_summary(tmp_path / "out", folders, "x.toml").read_text()
     assert "Not all runs are done" in page
     assert "a/seed-2" in page
@@ -107,6 +111,7 @@ def test_the_tables_name_runs_that_are_missing(two: list[Path], tmp_path: Path) 
 
 
 def test_arms_without_a_common_task_are_not_compared(two: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
     page = write_summary(tmp_path / "out", {"a/seed-0": two[0], "b/seed-0": two[1]}, "x.toml").read_text()
     assert "+nan" not in page
     assert "| b | 1 | 4/4 = 100.0 % (51.0–100.0) | — |" in page

@@ -10,11 +10,15 @@ from typing import Any
 
 from frognano.analysis.picture import picture
 from frognano.analysis.pooled import Measured, Run, counted, gain, parts, rate, read_run, recalled
+from frognano.errors import FrogNanoError
 from frognano.runs import RunStore
 
 
 def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path:
-    """`results.md`, `.json` and `.svg` in the experiment's folder, from the runs (named `<arm>/seed-<n>`) that are there."""
+    """`results.md`, `.json` and `.svg` in the experiment's folder, from the runs (named `<arm>/seed-<n>`) that are there.
+    Raises FrogNanoError where there is no such folder."""
+    if not root.is_dir():
+        raise FrogNanoError(f"{root} is not there: name the folder of the experiment (--out), or run it first")
     runs: list[Run] = []
     for name, folder in folders.items():
         if (folder / "index.sqlite").exists():
@@ -24,7 +28,6 @@ def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path
     for run in runs:
         if len(run.policies) > 1:
             arms.setdefault(run.name.split("/")[0], []).append(run)
-    root.mkdir(parents=True, exist_ok=True)
     page = [f"# {root.name}\n", f"Command: `frognano experiment {command}`."]
     shown = {run.name: run for its_runs in arms.values() for run in its_runs}
     if missing := [name for name in folders if name not in shown]:
