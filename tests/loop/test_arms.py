@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from frognano.analysis.pooled import DONE
 from frognano.errors import FrogNanoError
 from frognano.loop.arms import ExperimentConfig, load_experiment, texts
-from frognano.loop.experiment import Runner
+from frognano.loop.experiment import Runner, ended
 from frognano.loop.recipe import RecipeConfig, open_run
 from frognano.runs.lock import RunLock
 from frognano.runs.recipe import load_recipe, toml_value
@@ -104,6 +106,12 @@ def test_two_commands_build_one_experiment(tmp_path: Path) -> None:
     one.root.mkdir()
     with RunLock(one.root / "lock"), pytest.raises(FrogNanoError, match="already open"):
         one.run()
+
+
+def test_a_run_that_the_kernel_killed_says_nothing() -> None:
+    killed = subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert "memory ran out: lower `jobs`" in ended(killed.returncode)
+    assert ended(2) == "exit code 2"
 
 
 def test_the_experiment_that_comes_with_frognano_is_refused() -> None:

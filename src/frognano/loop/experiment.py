@@ -201,9 +201,7 @@ class Runner:
                 self._children.add(child)
             code = child.wait()
             self._children.discard(child)
-        print(
-            f"{time.strftime('%H:%M:%S')} {job.name}: {'done' if code == 0 else f'exit code {code}'}", file=sys.stderr
-        )
+        print(f"{time.strftime('%H:%M:%S')} {job.name}: {'done' if code == 0 else ended(code)}", file=sys.stderr)
         if code == 0:
             with RunStore.open(job.folder) as store:
                 store.finish(DONE)
@@ -221,6 +219,13 @@ class Runner:
                 child.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:  # started by nohup, which has SIGINT ignored
                 child.kill()
+
+
+def ended(code: int) -> str:
+    """How a run ended that is not done. The log of one that the kernel killed says nothing of it."""
+    if code == -signal.SIGKILL:
+        return "killed by signal 9; if nobody did that, memory ran out: lower `jobs`, or model.trainable_layers"
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 @contextmanager
