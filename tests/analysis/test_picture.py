@@ -48,5 +48,19 @@ def test_arms_with_more_seeds_and_longer_runs_fit_into_one_picture(tmp_path: Pat
     assert all(0 < float(p.split(",")[1]) < height for points in lines for p in points)
 
 
+def test_a_seed_that_took_more_iterations_ends_at_its_own_last_policy(tmp_path: Path) -> None:
+    """The picture must end where the table does, though equal tokens give the seeds of an arm unequal iterations."""
+    short = run_of(tmp_path / "a", "a", [True, False, False, False], tokens=2)
+    with RunStore.open(
+        build(tmp_path / "b", "b", {"base": [False] * 4, "i1u2": [False] * 4, "i2u2": [True] * 4})
+    ) as store:
+        put(store, RolloutKey("btask0000", 1, "base", "iter2/screen", 0), False)
+        store.finish("policies/2", "i2u2")
+        long = read_run(store, "b")
+    points = line([short, long])
+    assert [p.rate.estimate for p in points] == [0, 5 / 8]
+    assert points[-1].tokens == (short.tokens + long.tokens) / 2
+
+
 def test_an_experiment_without_a_trained_policy_draws_no_line(tmp_path: Path) -> None:
     assert "<polyline" not in picture({})

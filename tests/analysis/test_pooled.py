@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,24 @@ def test_the_tables_name_runs_that_are_missing(two: list[Path], tmp_path: Path) 
     assert "Not all runs are done" in page
     assert "a/seed-2" in page
     assert "6/8 = 75.0 %" in page
+    assert "as far as they came" not in page
+
+
+def test_a_run_that_has_not_ended_is_not_shown_as_one_that_has(two: list[Path], tmp_path: Path) -> None:
+    folders = {"a/seed-0": two[0], "a/seed-1": two[1]}
+    page = write_summary(tmp_path / "out", folders, "x.toml", unfinished={"a/seed-1"}).read_text()
+    assert "**Shown as far as they came**: a/seed-1." in page
+
+
+def test_the_numbers_beside_the_tables_give_the_same_rates(two: list[Path], tmp_path: Path) -> None:
+    out = write_summary(tmp_path / "out", {"a/seed-0": two[0], "a/seed-1": two[1]}, "x.toml").with_suffix(".json")
+    said = json.loads(out.read_text())
+    rows = [dict(zip(said["columns"], row, strict=True)) for run in said["arms"]["a"] for row in run["rollouts"]]
+    solved = [r["resolved"] for r in rows if r["policy"] == "i1u2" and r["purpose"] == "heldout"]
+    assert (sum(solved), len(solved)) == (6, 8)
+    run = said["arms"]["a"][0]
+    assert {run["tasks"][row[0]]["repository"] for row in run["rollouts"]} == {"repo0", "repo1"}
+    assert len(out.read_text().splitlines()) < 3 * len(rows) + 80  # a line a rollout, or a diff of it says nothing
 
 
 def test_a_fork_has_what_was_made_before_training_and_nothing_after(two: list[Path], tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ class Point(NamedTuple):
 
 
 def line(runs: Sequence[Run]) -> list[Point]:
-    """The pooled rate of π0, π1, … as far as every seed came."""
+    """The pooled rate of π0, π1, … as far as every seed came, and then of the last policy of each."""
     points = []
-    for i in range(min(len(run.policies) for run in runs)):
+    for i in (*range(min(len(run.policies) for run in runs) - 1), -1):
         measured = [m for run in runs for m in run.at(run.policies[i])]
         if measured:
             tokens = sum(run.tokens_before[i] for run in runs) / len(runs)
