@@ -29,6 +29,7 @@ from frognano.loop.session import BASE
 from frognano.runs.fork import fork_run
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
+from frognano.tasks.harbor import update_task
 
 SHARED_STEPS = ("secret", "fixed/", "candidate/")
 SHARED_TASKS = ("heldout", "valid", "train")
@@ -210,6 +211,7 @@ class Runner:
                 steps=SHARED_STEPS,
                 tasks=SHARED_TASKS,
                 rollouts=SHARED_ROLLOUTS,
+                renew=update_task,
             )
         command = [sys.executable, "-m", "frognano.cli", "loop", str(self.recipe), "--out", str(job.folder)]
         for key, value in chosen.items():
