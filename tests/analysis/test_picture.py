@@ -32,19 +32,6 @@ def test_a_policy_stands_at_the_tokens_that_made_it(tmp_path: Path) -> None:
     assert (last.tokens, last.rate.estimate) == (5 * each, 0.75)
 
 
-def test_the_line_ends_elsewhere_than_the_table_says(tmp_path: Path) -> None:
-    """Seeds that spend as many tokens need not have as many iterations."""
-    short, long = (run_of(tmp_path / p, p, [True, False, False, False], tokens=4) for p in "ab")
-    with RunStore.open(tmp_path / "b") as store:
-        store.finish("policies/2", "i2u2")
-        for n in range(4):
-            put(store, RolloutKey(f"btask000{n}", 1, "i2u2", "heldout", 0), True)
-        long = read_run(store, "b")
-    assert [p.rate.estimate for p in line([short, long])] == [0, 0.25, 5 / 8]
-    tokens = [p.tokens for p in line([short, long])]
-    assert tokens == sorted(tokens)
-
-
 def test_arms_with_more_seeds_and_longer_runs_fit_into_one_picture(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / p, p, [True] * 4, tokens=n) for p, n in (("a", 2), ("b", 4), ("c", 8))]
     root = ElementTree.fromstring(picture({"one & two": runs[:2], "three": runs[2:]}))
@@ -59,6 +46,20 @@ def test_arms_with_more_seeds_and_longer_runs_fit_into_one_picture(tmp_path: Pat
     assert ends["a"] < ends["pooled"] < ends["b"] < ends["c"]
     height = float(root.get("viewBox", "").split()[3])
     assert all(0 < float(p.split(",")[1]) < height for points in lines for p in points)
+
+
+def test_a_seed_that_took_more_iterations_ends_at_its_own_last_policy(tmp_path: Path) -> None:
+    """The picture must end where the table does, though equal tokens give the seeds of an arm unequal iterations."""
+    short = run_of(tmp_path / "a", "a", [True, False, False, False], tokens=2)
+    with RunStore.open(
+        build(tmp_path / "b", "b", {"base": [False] * 4, "i1u2": [False] * 4, "i2u2": [True] * 4})
+    ) as store:
+        put(store, RolloutKey("btask0000", 1, "base", "iter2/screen", 0), False)
+        store.finish("policies/2", "i2u2")
+        long = read_run(store, "b")
+    points = line([short, long])
+    assert [p.rate.estimate for p in points] == [0, 5 / 8]
+    assert points[-1].tokens == (short.tokens + long.tokens) / 2
 
 
 def test_an_experiment_without_a_trained_policy_draws_no_line(tmp_path: Path) -> None:

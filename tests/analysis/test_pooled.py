@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from frognano.analysis.experiment import write_summary
-from frognano.analysis.pooled import DONE, Measured, gain, parts, rate, read_run, recalled
+from frognano.analysis.pooled import Measured, gain, parts, rate, read_run, recalled
 from frognano.errors import FrogNanoError
 from frognano.records import Status
 from frognano.runs import RolloutKey, RolloutRow, RunStore
@@ -99,15 +99,26 @@ def test_the_tables_name_runs_that_are_missing(two: list[Path], tmp_path: Path) 
     assert "Not all runs are done" in page
     assert "a/seed-2" in page
     assert "6/8 = 75.0 %" in page
-    assert "Not done, and counted as far as they came**: a/seed-0 (π1), a/seed-1 (π1)." in page
-    for path in two:
-        with RunStore.open(path) as store:
-            store.finish(DONE)
-    page = write_summary(tmp_path / "out", folders, "x.toml").read_text()
     assert "as far as they came" not in page
-    assert [run["done"] for run in json.loads((tmp_path / "out" / "results.json").read_text())["arms"]["a"]] == [
-        True
-    ] * 2
+
+
+def test_a_run_that_has_not_ended_is_not_shown_as_one_that_has(two: list[Path], tmp_path: Path) -> None:
+    folders = {"a/seed-0": two[0], "a/seed-1": two[1]}
+    (tmp_path / "out").mkdir()
+    page = write_summary(tmp_path / "out", folders, "x.toml", unfinished={"a/seed-1"}).read_text()
+    assert "**Shown as far as they came**: a/seed-1." in page
+
+
+def test_the_numbers_beside_the_tables_give_the_same_rates(two: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    out = write_summary(tmp_path / "out", {"a/seed-0": two[0], "a/seed-1": two[1]}, "x.toml").with_suffix(".json")
+    said = json.loads(out.read_text())
+    rows = [dict(zip(said["columns"], row, strict=True)) for run in said["arms"]["a"] for row in run["rollouts"]]
+    solved = [r["resolved"] for r in rows if r["policy"] == "i1u2" and r["purpose"] == "heldout"]
+    assert (sum(solved), len(solved)) == (6, 8)
+    run = said["arms"]["a"][0]
+    assert {run["tasks"][row[0]]["repository"] for row in run["rollouts"]} == {"repo0", "repo1"}
+    assert len(out.read_text().splitlines()) < 3 * len(rows) + 80  # a line a rollout, or a diff of it says nothing
 
 
 def test_arms_without_a_common_task_are_not_compared(two: list[Path], tmp_path: Path) -> None:
@@ -126,16 +137,15 @@ def test_a_fork_has_what_was_made_before_training_and_nothing_after(two: list[Pa
     fork_run(two[0], fork, {"run": {"seed": 1}}, **kept)
     with RunStore.open(fork, {"run": {"seed": 1}}) as store:
         assert store.steps().keys() == {"secret", "fixed/heldout", FORK}
+        name = store.done(FORK)
         assert [t.id for t in store.tasks()] == ["atask0000", "atask0001", "atask0002", "atask0003"]
         rows = store.rollouts()
         assert {r.key.policy for r in rows} == {"base"}
         assert all(store.trajectory(r.trajectory_id).task_id == r.key.task_id for r in rows)
         store.finish("policies/1", "mine")
-        name = store.done(FORK)
     fork_run(two[0], fork, {"run": {"seed": 1}}, **kept)  # again: it is left as it is
     with RunStore.open(fork, read_only=True) as store:
-        assert store.done("policies/1") == "mine"
-        assert store.done(FORK) == name
+        assert (store.done("policies/1"), store.done(FORK)) == ("mine", name)
     fork_run(two[0], tmp_path / "other", {"run": {"seed": 1}}, **kept)
     with RunStore.open(tmp_path / "other", read_only=True) as store:
         assert store.done(FORK) != name  # or a tracker would take both for one run

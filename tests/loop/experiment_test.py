@@ -18,6 +18,7 @@ from frognano.loop.pilot import spent_tokens
 from frognano.models.pocket import ensure_pocket_model
 from frognano.runs import RunStore
 from frognano.sandbox.resident import tree
+from frognano.tasks.harbor import read_task
 from loop.mini_loop_test import RECIPE, frognano
 from loop.toys import write_pool, write_recipe
 
@@ -141,6 +142,9 @@ def test_arms_share_what_was_made_before_training_and_nothing_after(file: Path):
             assert mine
             assert not mine & {r.trajectory_id for r in first.rollouts()}
         plain = stores["uncalibrated"]
+        told = [read_task(plain.path / "tasks" / t.id) for t in plain.tasks("train")]
+        assert told
+        assert not [t.id for t in told if t.evaluations], "the other arm's policies stand in the tasks"
         assert {r.key.purpose.split("/")[1] for r in plain.rollouts(purpose="iter1/")} == {"train"}
         assert plain.config["train"]["max_tokens"] == budget
         # Asked before each update: over by less than one update of 2 x 4 replies of 44 tokens.

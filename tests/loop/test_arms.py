@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from frognano.analysis.pooled import DONE
 from frognano.errors import FrogNanoError
 from frognano.loop.arms import ExperimentConfig, load_experiment, texts
-from frognano.loop.experiment import Runner, ended
+from frognano.loop.experiment import DONE, Runner, ended
 from frognano.loop.recipe import RecipeConfig, open_run
 from frognano.runs.lock import RunLock
 from frognano.runs.recipe import load_recipe, toml_value

@@ -1,11 +1,12 @@
 """The kernel kills a git of ours on the host for want of memory: it is done again, or one sentence says what to do. No patch is
-judged by it, and nothing half made stays in the way."""
+judged by it, and nothing half made stays in the way. Nor by a full disk."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from frognano.cli.app import expected
 from frognano.records import Status
+from frognano.runs.files import StoreError
 from frognano.sandbox import workspace
 from frognano.sandbox.base import ATTEMPTS, BoxSpec, HostKilled, persistently
 from frognano.sandbox.bubblewrap import BubblewrapSandboxes
@@ -91,6 +93,49 @@ async def test_a_patch_whose_every_judge_was_killed_is_scored(world: World, grad
     assert verdict.status is Status.INFRASTRUCTURE_ERROR
     assert not verdict.counts
     assert "SIGKILL" in verdict.evidence
+
+
+def test_a_full_disk_passes_for_a_patch_that_does_not_fit(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a tmpfs")
+    try:
+        root = small / "tree"
+        root.mkdir()
+        (root / "a.py").write_bytes(b"x\n")
+        (root / "filler").write_bytes(b"x" * 900_000)
+        patch = make_patch("a.py", b"x\n", b"y = 1  # long\n" * 20_000)
+        with pytest.raises(StoreError, match=f"no space left in {root}.*run the same command again"):
+            apply_patch(patch, root)
+        (root / "filler").unlink()
+        (root / "a.py").write_bytes(b"x\n")
+        apply_patch(patch, root)
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+FULL = "error: x: No space left on device"
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        f"--- a/{FULL}\n+++ b/{FULL}\n@@ -1 +1 @@\n-x\n+y\n",
+        f"--- a/a.py\n+++ b/a.py\n@@ -1,2 +1,2 @@\n-{FULL}\n-x\n+y\n+z\n",
+        f'--- "a/a.py\\n{FULL}"\n+++ "b/a.py\\n{FULL}"\n@@ -1 +1 @@\n-x\n+y\n',
+        f"{FULL}\n",
+        f"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n{FULL}\n",
+        # git says: invalid mode on line 2: error: x: No space left on device
+        f"diff --git a/a.py b/a.py\nold mode {FULL}\nnew mode 100755\nGIT binary patch\n{FULL}\n",
+    ],
+)
+def test_a_patch_stops_the_run_by_saying_that_the_disk_is_full(tmp_path: Path, patch: str) -> None:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "a.py").write_bytes(b"q\n")
+    with pytest.raises(TaskError, match="git apply failed"):
+        apply_patch(patch.encode(), root)
 
 
 @pytest.mark.parametrize("command", ["add", "commit"])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from frognano.analysis.picture import picture
 from frognano.analysis.pooled import Measured, Run, counted, gain, parts, rate, read_run, recalled
 from frognano.errors import FrogNanoError
-from frognano.runs import RunStore
+from frognano.runs import RolloutRow, RunStore
 
 
-def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path:
+def write_summary(root: Path, folders: Mapping[str, Path], command: str, unfinished: Collection[str] = ()) -> Path:
     """`results.md`, `.json` and `.svg` in the experiment's folder, from the runs (named `<arm>/seed-<n>`) that are there.
-    Raises FrogNanoError where there is no such folder."""
+    `unfinished` names those that have not ended: their last policy is not yet their last one. Raises FrogNanoError where
+    there is no such folder."""
     if not root.is_dir():
         raise FrogNanoError(f"{root} is not there: name the folder of the experiment (--out), or run it first")
     runs: list[Run] = []
@@ -29,11 +30,11 @@ def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path
         if len(run.policies) > 1:
             arms.setdefault(run.name.split("/")[0], []).append(run)
     page = [f"# {root.name}\n", f"Command: `frognano experiment {command}`."]
-    shown = {run.name: run for its_runs in arms.values() for run in its_runs}
-    if missing := [name for name in folders if name not in shown]:
+    shown = {r.name for its_runs in arms.values() for r in its_runs}
+    if missing := [n for n in folders if n not in shown]:
         page.append(f"\n**Not all runs are done**; without a trained policy yet: {', '.join(missing)}.")
-    if part := [f"{name} (π{len(run.policies) - 1})" for name, run in shown.items() if not run.done]:
-        page.append(f"\n**Not done, and counted as far as they came**: {', '.join(part)}.")
+    if begun := [n for n in folders if n in shown and n in unfinished]:
+        page.append(f"\n**Shown as far as they came**: {', '.join(begun)}.")
     for arm, its_runs in arms.items():
         page += _arm(arm, its_runs)
     if len(arms) > 1:
@@ -42,9 +43,7 @@ def write_summary(root: Path, folders: Mapping[str, Path], command: str) -> Path
     file.write_text("\n".join(page) + "\n")
     (root / "results.svg").write_text(picture(arms))
     numbers = {arm: [_numbers(run) for run in its_runs] for arm, its_runs in arms.items()}
-    (root / "results.json").write_text(
-        json.dumps({"command": command, "arms": numbers}, indent=1, ensure_ascii=False) + "\n"
-    )
+    (root / "results.json").write_text(_lines({"command": command, "columns": COLUMNS, "arms": numbers}) + "\n")
     return file
 
 
@@ -153,10 +152,10 @@ def _gain(before: Sequence[Measured], after: Sequence[Measured], by_repository: 
 
 
 def _numbers(run: Run) -> dict[str, Any]:
-    """Everything that the tables were made of, one entry a held-out rollout."""
+    """Everything that the tables were made of: the tasks, and a line of `COLUMNS` a rollout on held-out or earlier tasks."""
+    tasks = {m.task.id: m.task for m in (*run.heldout, *run.recall)}
     return {
         "run": run.name,
-        "done": run.done,
         "policies": run.policies,
         "tokens": run.tokens,
         "training": {
@@ -167,23 +166,30 @@ def _numbers(run: Run) -> dict[str, Any]:
         "groups": run.groups,
         "groups_kept": run.groups_kept,
         "admitted": run.admitted,
-        "heldout": [_row(m) for m in run.heldout],
-        "recall": [_row(m) for m in run.recall],
+        "tasks": {
+            t.id: {"repository": t.origin.name, "function": t.group, "family": t.lineage.operator}
+            for t in tasks.values()
+        },
+        "rollouts": [_row(m.row) for m in (*run.heldout, *run.recall)],
     }
 
 
-def _row(m: Measured) -> dict[str, Any]:
-    row, task = m.row, m.task
-    return {
-        "task": row.key.task_id,
-        "repository": task.origin.name,
-        "function": task.group,
-        "family": task.lineage.operator,
-        "rung": row.key.rung,
-        "policy": row.key.policy,
-        "purpose": row.key.purpose,
-        "resolved": row.resolved,
-        "valid_edit": row.valid_edit,
-        "calls": row.fresh["calls"],
-        "failed_calls": row.fresh["failed_calls"],
-    }
+COLUMNS = ("task", "rung", "policy", "purpose", "resolved", "valid_edit", "calls", "failed_calls")
+
+
+def _row(row: RolloutRow) -> list[Any]:
+    key, calls = row.key, row.fresh
+    held = (row.resolved, row.valid_edit, calls["calls"], calls["failed_calls"])
+    return [key.task_id, key.rung, key.policy, key.purpose, *map(int, held)]
+
+
+def _lines(value: Any, depth: int = 0) -> str:
+    """JSON with an inner list or a dict of plain values on one line: a rollout is a line of the file."""
+    items = list(value.values() if isinstance(value, dict) else value) if isinstance(value, (dict, list, tuple)) else []
+    if not any(isinstance(item, (dict, list, tuple)) for item in items):
+        return json.dumps(value, ensure_ascii=False)
+    inner, end = "\n" + " " * (depth + 1), "\n" + " " * depth
+    if isinstance(value, dict):
+        held = [f"{json.dumps(k, ensure_ascii=False)}: {_lines(v, depth + 1)}" for k, v in value.items()]
+        return "{" + inner + f",{inner}".join(held) + end + "}"
+    return "[" + inner + f",{inner}".join(_lines(item, depth + 1) for item in value) + end + "]"

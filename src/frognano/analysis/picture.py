@@ -24,14 +24,12 @@ class Point(NamedTuple):
 
 
 def line(runs: Sequence[Run]) -> list[Point]:
-    """The pooled rate of π0, π1, … as far as every seed came, and at the end that of the last ones, which the tables tell."""
-    steps = [[i] * len(runs) for i in range(min(len(run.policies) for run in runs))]
-    ends = [len(run.policies) - 1 for run in runs]
+    """The pooled rate of π0, π1, … as far as every seed came, and then of the last policy of each."""
     points = []
-    for step in [*steps, ends] if ends != steps[-1] else steps:
-        measured = [m for run, i in zip(runs, step, strict=True) for m in run.at(run.policies[i])]
+    for i in (*range(min(len(run.policies) for run in runs) - 1), -1):
+        measured = [m for run in runs for m in run.at(run.policies[i])]
         if measured:
-            tokens = sum(run.tokens_before[i] for run, i in zip(runs, step, strict=True)) / len(runs)
+            tokens = sum(run.tokens_before[i] for run in runs) / len(runs)
             points.append(Point(tokens, rate(measured).by_function))
     return points
 

@@ -14,8 +14,6 @@ from frognano.runs import RolloutRow, RunStore
 from frognano.runs.rows import BASE
 
 TRAINING = ("screen", "confirm", "train")
-DONE = "experiment/done"
-"""Step of a run that an experiment has carried to its end."""
 
 
 class Measured(NamedTuple):
@@ -46,7 +44,6 @@ class Run:
     groups: int
     groups_kept: int
     admitted: int
-    done: bool
 
     @property
     def last(self) -> str:
@@ -95,7 +92,6 @@ def read_run(store: RunStore, name: str) -> Run:
         groups=int(sum(v["groups_kept"] + v.get("groups_all0", 0) + v.get("groups_all1", 0) for v in train)),
         groups_kept=int(sum(v["groups_kept"] for v in train)),
         admitted=sum(d.action == "admit" for d in store.decisions()),
-        done=store.done(DONE) is not None,
     )
 
 

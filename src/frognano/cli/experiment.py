@@ -27,10 +27,12 @@ def experiment(
     _share_cores()
     from frognano.analysis.experiment import write_summary
     from frognano.loop.arms import load_experiment
-    from frognano.loop.experiment import Runner, jobs_of
+    from frognano.loop.experiment import Runner, is_done, jobs_of
 
     config = load_experiment(file)
     root = (out or Path("runs") / config.name).absolute()
     if not summary:
         Runner(file.absolute(), config, root).run()
-    print(write_summary(root, {job.name: job.folder for job in jobs_of(config, root)}, str(file)))
+    jobs = jobs_of(config, root)
+    unfinished = {job.name for job in jobs if not is_done(job)}
+    print(write_summary(root, {job.name: job.folder for job in jobs}, str(file), unfinished))

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frognano.analysis.pooled import DONE
 from frognano.errors import FrogNanoError
 from frognano.loop.arms import ExperimentConfig, check_arms, texts
 from frognano.loop.pilot import spent_tokens
@@ -30,10 +29,12 @@ from frognano.runs.fork import fork_run
 from frognano.runs.lock import RunLock
 from frognano.runs.recipe import load_recipe
 from frognano.runs.store import RunStore
+from frognano.tasks.harbor import update_task
 
 SHARED_STEPS = ("secret", "fixed/", "candidate/")
 SHARED_TASKS = ("heldout", "valid", "train")
 SHARED_ROLLOUTS = (("heldout", BASE), ("valid", BASE))
+DONE = "experiment/done"
 GRACE_SECONDS = 20.0
 
 
@@ -188,6 +189,7 @@ class Runner:
                 steps=SHARED_STEPS,
                 tasks=SHARED_TASKS,
                 rollouts=SHARED_ROLLOUTS,
+                renew=update_task,
             )
         command = [sys.executable, "-m", "frognano.cli", "loop", str(self.recipe), "--out", str(job.folder)]
         for key, value in texts(overrides_of(self.config, job)).items():

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from frognano.records import Task
 from frognano.runs.config import write_config
 from frognano.runs.files import TEMP_SUFFIX, StoreError
 from frognano.runs.index import Index
@@ -28,10 +29,12 @@ def fork_run(
     steps: Collection[str],
     tasks: Collection[str],
     rollouts: Collection[tuple[str, str]],
+    renew: Callable[[Path, Task], object] = lambda folder, task: None,
 ) -> None:
     """Make `target` with the steps that begin like one of `steps`, the tasks of the purposes `tasks` and the rollouts of each
-    (purpose, policy) of `rollouts`; grades and refusals of candidates come along, since they depend on no policy. What is
-    there already stays. The new folder appears whole or not at all."""
+    (purpose, policy) of `rollouts`; grades and refusals of candidates come along, since they depend on no policy. `renew` gets
+    the folder of tasks and each of them as it was made: its directory may tell what the other run's policies did with it.
+    What is there already stays. The new folder appears whole or not at all."""
     if (target / "index.sqlite").exists():
         return
     building = target.with_name(f"{target.name}{TEMP_SUFFIX}")
@@ -40,13 +43,14 @@ def fork_run(
         (building / name).mkdir(parents=True)
     with RunStore.open(source, read_only=True) as held:
         kept = [r.trajectory_id for purpose, policy in rollouts for r in held.rollouts(purpose=purpose, policy=policy)]
-        known = {t.id for purpose in tasks for t in held.tasks(purpose)}
+        known = {t.id: t for purpose in tasks for t in held.tasks(purpose)}
         held.copy_index(building / "index.sqlite")
     _thin(building / "index.sqlite", steps, tasks, set(kept))
     for trajectory in kept:
         shutil.copy2(source / "trajectories" / f"{trajectory}{SUFFIX}", building / "trajectories")
-    for task in known:
-        shutil.copytree(source / "tasks" / task, building / "tasks" / task, symlinks=True)
+    for task in known.values():
+        shutil.copytree(source / "tasks" / task.id, building / "tasks" / task.id, symlinks=True)
+        renew(building / "tasks", task)
     write_config(building, config)
     if target.exists():
         raise StoreError(f"{target} exists but holds no run: name another folder")

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from frognano.runs.files import no_space
 from frognano.sandbox.base import require_not_killed
 from frognano.sandbox.scratch import temporary
 from frognano.tasks.errors import TaskError
@@ -37,17 +38,22 @@ _CONFIG = (
     *("-c", "core.quotePath=true", "-c", "safe.directory=*", "-c", "commit.gpgSign=false"),
 )
 
+_ROOM = 16 << 20
+"""Bytes: with less a disk is full, when git says so. Its word alone is not enough: it repeats lines of a bad patch."""
+
 
 def git(*args: str, cwd: Path, stdin: bytes = b"", ok: tuple[int, ...] = (0,), timeout: float = 120.0) -> bytes:
     """Run git and return its output; a return code outside ``ok`` is a TaskError with git's own words.
 
-    HostKilled where git was killed: that says nothing of what it was asked.
+    HostKilled where git was killed, StoreError where the disk was full: these say nothing of what it was asked.
     """
     env = {**_ENV, "PATH": os.environ.get("PATH", os.defpath), "GIT_CEILING_DIRECTORIES": str(cwd.parent)}
     done = subprocess.run(["git", *_CONFIG, *args], cwd=cwd, env=env, input=stdin, capture_output=True, timeout=timeout)
     if done.returncode not in ok:
         command = next(a for a in args if not a.startswith(("-", "/")))
         require_not_killed(f"git {command}", done.returncode)
+        if b"No space left on device" in done.stderr and shutil.disk_usage(cwd).free < _ROOM:
+            raise no_space(cwd)
         said = done.stderr.decode(errors="replace").strip()[-400:]
         raise TaskError(f"git {command} failed ({done.returncode}): {said}")
     return done.stdout
