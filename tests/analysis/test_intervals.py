@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import pytest
 
-from frognano.analysis.intervals import Interval, Trial, _tail, cluster_difference, cluster_rate, wilson
+from frognano.analysis.intervals import Interval, Trial, _tail, cluster_difference, cluster_rate, student_t, wilson
 
 
 def trials(outcomes: dict[str, list[int]]) -> list[Trial]:
@@ -109,3 +109,8 @@ def test_seeded_and_fast():
 
 def test_nothing_measured_is_nan_not_zero():
     assert math.isnan(cluster_rate([]).estimate)
+
+
+@pytest.mark.parametrize(("v", "told"), [(1, 12.706), (2, 4.303), (5, 2.571), (30, 2.042)])  # a table of Student's t
+def test_three_seeds_are_taken_for_thirty(v: int, told: float):
+    assert student_t(0.95, v) == pytest.approx(told, rel=0.012)

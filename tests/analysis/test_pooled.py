@@ -109,6 +109,18 @@ def test_a_run_that_has_not_ended_is_not_shown_as_one_that_has(two: list[Path], 
     assert "**Shown as far as they came**: a/seed-1." in page
 
 
+def test_arms_differ_by_the_luck_of_their_seeds(two: list[Path], tmp_path: Path) -> None:
+    """Three policies of one recipe lie points apart: the differences of the single seeds and what they say together."""
+    others = []
+    for path, prefix, solved in zip(two, "ab", ([True, False, False, False], [True, True, False, False]), strict=True):
+        others.append(build(tmp_path / "o" / path.name, prefix, {"base": [False] * 4, "i1u2": solved}))
+    folders = {f"a/{p.name}": p for p in two} | {f"o/{p.name}": p for p in others}
+    lines = write_summary(tmp_path, folders, "x.toml").read_text().splitlines()
+    of = {row[1].strip(): row[4].strip() for row in (line.split("|") for line in lines) if len(row) == 11}
+    assert of["a"] == "50.0, 100.0"
+    assert of["o"] == "-25.0, -50.0: -37.5 ± 158.8"  # 12.706 · 17.68 / √2
+
+
 def test_the_numbers_beside_the_tables_give_the_same_rates(two: list[Path], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     out = write_summary(tmp_path / "out", {"a/seed-0": two[0], "a/seed-1": two[1]}, "x.toml").with_suffix(".json")
@@ -125,7 +137,7 @@ def test_arms_without_a_common_task_are_not_compared(two: list[Path], tmp_path: 
     (tmp_path / "out").mkdir()
     page = write_summary(tmp_path / "out", {"a/seed-0": two[0], "b/seed-0": two[1]}, "x.toml").read_text()
     assert "+nan" not in page
-    assert "| b | 1 | 4/4 = 100.0 % (51.0–100.0) | — |" in page
+    assert "| b | 4/4 = 100.0 % (51.0–100.0) | — | — |" in page
 
 
 def test_a_fork_has_what_was_made_before_training_and_nothing_after(two: list[Path], tmp_path: Path) -> None:

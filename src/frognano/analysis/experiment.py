@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from frognano.analysis.intervals import student_t
 from frognano.analysis.picture import picture
 from frognano.analysis.pooled import Measured, Run, counted, gain, parts, rate, read_run, recalled
 from frognano.errors import FrogNanoError
@@ -101,8 +103,8 @@ def _arm(arm: str, runs: Sequence[Run]) -> list[str]:
 def _comparison(arms: Mapping[str, Sequence[Run]]) -> list[str]:
     out = ["\n## The arms beside each other\n"]
     out += [
-        "| arm | seeds | last, pooled | against the first arm, same seeds | tokens | rollouts: screen / confirm / train "
-        "| updates | groups with signal | per 100 rollouts |",
+        "| arm | last, pooled | against the first arm, same seeds | seed by seed, in points | tokens "
+        "| rollouts: screen / confirm / train | updates | groups with signal | per 100 rollouts |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     reference = next(iter(arms.values()))
@@ -116,10 +118,31 @@ def _comparison(arms: Mapping[str, Sequence[Run]]) -> list[str]:
         tokens = ", ".join(f"{run.tokens:,}" for run in runs)
         updates = sum(run.updates for run in runs)
         out.append(
-            f"| {arm} | {len(runs)} | {_of(last)} | {against} | {tokens} | {stages} | {updates} | {kept} "
+            f"| {arm} | {_of(last)} | {against} | {_by_seed(reference, runs)} | {tokens} | {stages} | {updates} | {kept} "
             f"| {100 * kept / max(1, rollouts):.1f} |"
         )
     return out
+
+
+def _by_seed(reference: Sequence[Run], runs: Sequence[Run]) -> str:
+    """Each seed's last policy, or its difference from the first arm's. Of these comes a mean with the interval that holds what
+    training again would bring, by Student's t: wide for few seeds."""
+    beside = {run.name.split("/")[-1]: run for run in reference}
+    found = []
+    for run in runs:
+        last = run.at(run.last)
+        if runs is reference:
+            found.append(100 * rate(last).by_function.estimate)
+        elif (other := beside.get(run.name.split("/")[-1])) is not None:
+            found.append(100 * gain(other.at(other.last), last).estimate)
+    found = [x for x in found if not math.isnan(x)]
+    if runs is reference or not found:
+        return ", ".join(f"{x:.1f}" for x in found) or "—"
+    told = ", ".join(f"{x:+.1f}" for x in found)
+    if len(found) < 2:
+        return told
+    half = student_t(0.95, len(found) - 1) * statistics.stdev(found) / math.sqrt(len(found))
+    return f"{told}: {statistics.mean(found):+.1f} ± {half:.1f}"
 
 
 def _result(name: str, before: Sequence[Measured], after: Sequence[Measured], by_repository: bool = False) -> str:

@@ -122,11 +122,20 @@ def _percentiles(ordered: Sequence[float], level: float, clusters: int) -> tuple
     return at(tail), at(1 - tail)
 
 
+def student_t(level: float, v: int) -> float:
+    """The two-sided quantile of Student's t with v degrees of freedom: exact for 1 and 2, then its expansion in 1/v
+    (Abramowitz and Stegun 26.7.5), 4 % low for 3 and 1 % for 5."""
+    if v == 1:
+        return math.tan(math.pi * level / 2)
+    if v == 2:
+        return level * math.sqrt(2 / (1 - level**2))
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    return t + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+
+
 def _tail(level: float, n: int) -> float:
     """The share below a percentile interval that is as wide as one by Student's t with n − 1 degrees of freedom and a variance
-    over n − 1, of n clusters: Hesterberg 2015, The American Statistician 69:371, "expanded percentile". t by its expansion in
-    1/(n − 1), Abramowitz and Stegun 26.7.5."""
-    z, v = NormalDist().inv_cdf((1 + level) / 2), n - 1
-    t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-    return NormalDist().cdf(-t * math.sqrt(n / v))
+    over n − 1, of n clusters: Hesterberg 2015, The American Statistician 69:371, "expanded percentile"."""
+    v = n - 1
+    return NormalDist().cdf(-student_t(level, v) * math.sqrt(n / v))
