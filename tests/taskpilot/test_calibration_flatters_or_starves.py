@@ -153,6 +153,21 @@ def test_the_confirmations_that_a_budget_pays_for_are_not_those_nearest_to_the_t
     assert [t for t, _ in allocate(waiting, ClassBook(), 24, 0)] == ["half", "often", "rare"]
 
 
+def test_screens_are_begun_that_no_budget_is_left_to_confirm() -> None:
+    """Half of the tasks look learnable here, so a screen of 3 is expected to ask for 4 more."""
+    book = ClassBook()
+    for i in range(1000):
+        book.add(("op", 4), i % 2, 3)
+    waiting = [Waiting(f"t{i}", ("op", 4), Screen(3)) for i in range(20)]
+    assert sum(n for _, n in allocate(waiting, book, 30, 0)) == 30
+    assert sum(n for _, n in allocate(waiting, book, 30, 0, left=30, confirm_n=8)) == 12
+    assert allocate(waiting, book, 30, 0, left=6, confirm_n=8) == []
+    passed = [*waiting, *(Waiting(f"c{i}", ("op", 4), Confirm(8)) for i in range(3))]
+    chosen = allocate(passed, book, 16, 0, left=30, confirm_n=8)  # the third waits, and what it needs stays there
+    assert [t for t, _ in chosen] == ["c0", "c1"]
+    assert sum(n for t, n in allocate(passed, book, 30, 0, left=32, confirm_n=8) if t.startswith("t")) == 3
+
+
 def test_saturation_needs_a_streak_and_ignores_lost_groups() -> None:
     won, lost, mixed = [True] * 4, [False] * 4, [True, False]
     assert saturated([mixed, won, won], 2) == 1

@@ -294,3 +294,11 @@ async def test_what_was_too_hard_before_is_tried_before_what_is_new() -> None:
     following = fresh_first(offer, taken={tasks[0].id}, hard={tasks[1].id, tasks[4].id})
     got = [await following() for _ in range(7)]
     assert got == [tasks[2], Rejected("cand-x", "survived"), tasks[3], tasks[5], tasks[1], tasks[4], None]
+
+
+async def test_a_budget_goes_to_screens_alone() -> None:
+    """Two batches in flight would take the whole of it before a task that looks learnable can be confirmed."""
+    config = CONFIG.model_copy(update={"rollout_budget": 40, "batch_rollouts": 40, "pool": 20, "screen_n": 4})
+    result = await run(World(), MemoryLedger(), config)
+    assert result.admitted
+    assert result.rollouts_used <= 40

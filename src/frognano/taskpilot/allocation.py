@@ -3,7 +3,8 @@
 A class is (operator, rung). The share of its screened tasks that looked learnable has a Beta posterior
 around the share over all classes; each waiting screen draws once from its class (Thompson sampling) and the highest
 draws are served. Tasks that have passed their screen come first, those nearest to the target rate before the others: they
-are the likeliest to be admitted. Deterministic for a seed.
+are the likeliest to be admitted. A screen is not begun where the budget would not pay for the confirmations that screens are
+expected to ask for: it would teach nothing. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ class ClassBook:
             self.screened[cls] += 1
             self.learnable[cls] += looks_learnable(k, n)
 
+    @property
+    def share(self) -> float:
+        """Of learnable tasks over all classes."""
+        return (sum(self.learnable.values()) + 1.0) / (sum(self.screened.values()) + 4.0)
+
     def beta(self, cls: Class) -> tuple[float, float]:
         """Beta parameters of the share of learnable tasks in the class."""
-        share = (sum(self.learnable.values()) + 1.0) / (sum(self.screened.values()) + 4.0)
+        share = self.share
         hits, misses = self.learnable[cls], self.screened[cls] - self.learnable[cls]
         return hits + PRIOR_STRENGTH * share, misses + PRIOR_STRENGTH * (1.0 - share)
 
@@ -47,23 +53,37 @@ class Waiting:
     action: Action
 
 
-def allocate(waiting: Sequence[Waiting], book: ClassBook, budget: int, seed: int) -> list[tuple[str, int]]:
-    """(task, rollouts) for at most ``budget`` rollouts; confirmations by distance to the target, then screens by their draw."""
+def allocate(
+    waiting: Sequence[Waiting],
+    book: ClassBook,
+    budget: int,
+    seed: int,
+    left: float = math.inf,
+    confirm_n: int = 0,
+) -> list[tuple[str, int]]:
+    """(task, rollouts) for at most ``budget`` rollouts; confirmations by distance to the target, then screens by their draw.
+
+    ``left`` rollouts are there for these screens and for what will confirm them, ``confirm_n`` for each learnable task.
+    """
     passed = [
         (w.action.off_target, i, w.task_id, w.action.n) for i, w in enumerate(waiting) if isinstance(w.action, Confirm)
     ]
-    confirms = [(task_id, n) for _, _, task_id, n in sorted(passed)]
+    out: list[tuple[str, int]] = []
+    for _, _, task_id, n in sorted(passed):
+        left -= n
+        if n <= budget:
+            out.append((task_id, n))
+            budget -= n
     drawn: list[tuple[float, int, str, int]] = []
     for i, w in enumerate(waiting):
         if isinstance(w.action, Screen):
             rng = random.Random(f"{seed}:{w.task_id}:{w.cls}:{sum(book.screened.values())}")
             drawn.append((-rng.betavariate(*book.beta(w.cls)), i, w.task_id, w.action.n))
-    out: list[tuple[str, int]] = []
-    left = budget
-    for task_id, n in [*confirms, *((task, n) for _, _, task, n in sorted(drawn))]:
-        if n <= left:
+    for _, _, task_id, n in sorted(drawn):
+        whole = n + book.share * confirm_n
+        if n <= budget and whole <= left:
             out.append((task_id, n))
-            left -= n
+            budget, left = budget - n, left - whole
     return out
 
 

@@ -95,7 +95,7 @@ class _Held:
     confirmed: list[tuple[int, int, int]] = field(default_factory=list)
     lost: int = 0
     moves_told: int = 0
-    in_flight: bool = False
+    in_flight: Stage | None = None
 
 
 async def run_pilot(
@@ -196,20 +196,23 @@ class _Pilot:
             self.more = await self._take()
         states = {task_id: self._calibration(held) for task_id, held in self.held.items() if not held.in_flight}
         waiting = [Waiting(t, self._class(t, s.rung), s.action) for t, s in states.items()]
-        batch = max(self.config.batch_rollouts // IN_FLIGHT, self.config.screen_n, self.config.confirm_n)
-        budget = min(self.config.rollout_budget - self.used, batch)
+        c = self.config
+        left = c.rollout_budget - self.used
+        budget = min(left, max(c.batch_rollouts // IN_FLIGHT, c.screen_n, c.confirm_n))
+        screening = sum(held.in_flight == "screen" for held in self.held.values())
+        unpromised = left - screening * self.book.share * c.confirm_n
         requests: list[Request] = []
-        for task_id, n in allocate(waiting, self.book, budget, self.config.seed):
+        for task_id, n in allocate(waiting, self.book, budget, c.seed, unpromised, c.confirm_n):
             held, rung = self.held[task_id], states[task_id].rung
             stage: Stage = "confirm" if isinstance(states[task_id].action, Confirm) else "screen"
             requests.append(Request(held.task.at_rung(rung), n, stage, held.asked.get(rung, 0)))
-            held.in_flight = True
+            held.in_flight = stage
             self.used += n
         return requests
 
     def _land(self, requests: Sequence[Request], outcomes: Sequence[list[bool]]) -> None:
         for request, found in zip(requests, outcomes, strict=True):
-            self.held[request.task.id].in_flight = False
+            self.held[request.task.id].in_flight = None
             self._learn(request, found)
         for request in requests:
             self._conclude(request.task.id)
