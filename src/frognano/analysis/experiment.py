@@ -189,12 +189,18 @@ def _numbers(run: Run) -> dict[str, Any]:
         "groups": run.groups,
         "groups_kept": run.groups_kept,
         "admitted": run.admitted,
+        "metrics": {series: [[step, _told(values)] for step, values in rows] for series, rows in run.metrics.items()},
         "tasks": {
             t.id: {"repository": t.origin.name, "function": t.group, "family": t.lineage.operator}
             for t in tasks.values()
         },
         "rollouts": [_row(m.row) for m in (*run.heldout, *run.recall)],
     }
+
+
+def _told(values: Mapping[str, float]) -> dict[str, float]:
+    """What a series says, short; JSON has no word for what is not a number."""
+    return {name: float(f"{x:.6g}") for name, x in values.items() if math.isfinite(x)}
 
 
 COLUMNS = ("task", "rung", "policy", "purpose", "resolved", "valid_edit", "calls", "failed_calls")

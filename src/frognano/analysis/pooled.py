@@ -14,6 +14,7 @@ from frognano.runs import RolloutRow, RunStore
 from frognano.runs.rows import BASE
 
 TRAINING = ("screen", "confirm", "train")
+SERIES = ("pilot", "train", "valid", "cost")
 
 
 class Measured(NamedTuple):
@@ -44,6 +45,8 @@ class Run:
     groups: int
     groups_kept: int
     admitted: int
+    metrics: dict[str, list[tuple[int, dict[str, float]]]]
+    """Series to its rows (step, values): those of `SERIES`, as the run logged them."""
 
     @property
     def last(self) -> str:
@@ -77,7 +80,8 @@ def read_run(store: RunStore, name: str) -> Run:
             by_iteration[int(parts[0].removeprefix("iter"))] += r.generated_tokens
             held = stages[parts[1]]
             held[0], held[1], held[2] = held[0] + 1, held[1] + r.resolved, held[2] + r.generated_tokens
-    train = [values for _, values in store.metrics("train")]
+    metrics = {series: store.metrics(series) for series in SERIES}
+    train = [values for _, values in metrics["train"]]
     policies = (BASE, *map(str, store.steps("policies/").values()))
     return Run(
         name=name,
@@ -92,6 +96,7 @@ def read_run(store: RunStore, name: str) -> Run:
         groups=int(sum(v["groups_kept"] + v.get("groups_all0", 0) + v.get("groups_all1", 0) for v in train)),
         groups_kept=int(sum(v["groups_kept"] for v in train)),
         admitted=sum(d.action == "admit" for d in store.decisions()),
+        metrics=metrics,
     )
 
 
