@@ -24,10 +24,16 @@ from models.tiny import STOP, VOCABULARY, random_ids, sample, save_tiny
 ROOT = Path(__file__).parents[2]
 TOKENS = list(range(STOP + 1, VOCABULARY))
 CONFIG = AlarmsConfig.model_validate({})
-HEALTHY: Series = [
-    (step, values) for step, values in json.loads((ROOT / "docs/results/pocket.json").read_text())["train"]
-]
-"""Sixteen updates of the whole pocket run, as it logged them."""
+ARMS = json.loads((ROOT / "docs/results/experiment.json").read_text())["arms"]
+
+
+def logged(arm: str) -> list[Series]:
+    """Of each seed, as the run logged it."""
+    return [[(step, values) for step, values in run["metrics"]["train"]] for run in ARMS[arm]]
+
+
+HEALTHY: Series = logged("calibrated")[0]
+"""Sixteen updates of a whole pocket run."""
 
 
 def turned(at: int, **values: float) -> Series:
@@ -35,8 +41,14 @@ def turned(at: int, **values: float) -> Series:
     return [(step, {**v, **values} if step >= at else v) for step, v in HEALTHY]
 
 
-def test_a_healthy_run_is_alarmed():
-    assert alarms(HEALTHY, CONFIG) == []
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_run_is_alarmed(seed: int):
+    assert alarms(logged("calibrated")[seed], CONFIG) == []
+
+
+def test_a_run_whose_groups_teach_nothing_is_silent():
+    """Tasks as they come: two updates in a row without any signal."""
+    assert "no_signal" in {a.name for series in logged("uncalibrated") for a in alarms(series, CONFIG)}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +63,7 @@ def test_a_healthy_run_is_alarmed():
         ("no_signal", {"groups": 6, "groups_kept": 1, "groups_all0": 0, "groups_all1": 5}, "pilot.rule.high"),
         ("truncated", {"truncated": 0.95, "stuck": 0.1}, "sampling.max_tokens_per_turn"),
         ("truncated", {"truncated": 0.6, "stuck": 0.6}, "sampling.temperature"),
-        ("tool_errors", {"tool_errors": 0.6, "iteration": 3, "update": 4}, "iter3/train/4"),
+        ("tool_errors", {"tool_errors": 0.6, "iteration": 3, "update": 4, "confirmed": 0}, "iter3/train/4"),
     ],
 )
 def test_an_alarm_is_missed_or_does_not_say_what_to_do(name: str, values: dict[str, float], key: str):
