@@ -17,10 +17,11 @@ from frognano.models.llama import LlamaWeights
 from frognano.models.policy import LlamaPolicy
 from frognano.records import Sample
 from frognano.rl import groups as grouping
-from frognano.rl.dppo import DppoConfig, dppo_loss
+from frognano.rl.config import DppoConfig, OptimizerConfig
+from frognano.rl.dppo import dppo_loss
 from frognano.rl.groups import Group
 from frognano.rl.packing import micro_batches, static_prefix
-from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.rl.trainer import Trainer
 
 
 def read(file: Path, count: int) -> list[Group]:

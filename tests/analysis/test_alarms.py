@@ -14,10 +14,10 @@ from frognano.analysis.alarms import TITLES, AlarmsConfig, Series, alarms, chang
 from frognano.analysis.data import load
 from frognano.loop.recipe import RecipeConfig
 from frognano.models.policy import LlamaPolicy
-from frognano.rl.dppo import DppoConfig
+from frognano.rl.config import DppoConfig, OptimizerConfig
 from frognano.rl.groups import Group
 from frognano.rl.packing import pack
-from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.rl.trainer import Trainer
 from frognano.runs import RunStore
 from models.tiny import STOP, VOCABULARY, random_ids, sample, save_tiny
 

@@ -14,6 +14,8 @@ from frognano.errors import ConfigError, FrogNanoError
 from frognano.runs import RunStore
 from runs import made
 
+POCKET = Path(__file__).parents[2] / "recipes" / "pocket.toml"
+
 
 @pytest.fixture
 def frognano(capsys, monkeypatch):
@@ -50,10 +52,29 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["loop", "pilot", "train", "eval"])
 def test_recipe_out_and_overrides_reach_the_command(frognano, loop_commands, command: str):
-    code, _, err = frognano(command, "r.toml", "--rl.lr", "1e-5", "--out", "o", "--seed=3", "--pilot.delta", "-1")
+    code, _, err = frognano(
+        command, POCKET, "--dppo.delta", "1e-5", "--out", "o", "--run.seed=3", "--sampling.temperature", "0.7"
+    )
     assert (code, err) == (0, "")
-    overrides = {"rl.lr": "1e-5", "seed": "3", "pilot.delta": "-1"}
-    assert loop_commands[1] == [(f"run_{command}", Path("r.toml"), Path("o"), overrides)]
+    overrides = {"dppo.delta": "1e-5", "run.seed": "3", "sampling.temperature": "0.7"}
+    assert loop_commands[1] == [(f"run_{command}", POCKET, Path("o"), overrides)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["loop", POCKET, "--dppo.detla", "0.2"], "did you mean `dppo.delta`"),
+        (["pilot", POCKET, "--eval.rungs", "[9]"], "`eval.rungs.0` = 9"),
+        (["eval", POCKET.with_name("pocket-experiment.toml")], "is an experiment, not a recipe: frognano experiment"),
+        (["experiment", POCKET], "is a recipe, not an experiment: frognano loop"),
+    ],
+)
+def test_a_wrong_recipe_is_told_after_seconds_of_importing_torch(arguments: list[object], said: str):
+    code = f"import sys; from frognano.cli.app import main\ntry: main({[str(a) for a in arguments]})\n"
+    code += "finally: sys.exit(9) if 'torch' in sys.modules else None"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -96,7 +117,7 @@ def raising(error: BaseException):
 )
 def test_expected_errors_have_no_traceback(frognano, loop_commands, error, code: int, said: str):
     loop_commands[0].run_loop = raising(error)
-    got, _, err = frognano("loop", "r.toml")
+    got, _, err = frognano("loop", POCKET)
     assert got == code
     assert err.startswith(said)
 
@@ -105,17 +126,17 @@ def test_errors_of_every_room_are_expected(frognano, loop_commands):
     from frognano.sandbox.base import SandboxError
 
     loop_commands[0].run_loop = raising(SandboxError("bwrap is missing: install it"))
-    assert frognano("loop", "r.toml")[::2] == (1, "error: bwrap is missing: install it\n")
+    assert frognano("loop", POCKET)[::2] == (1, "error: bwrap is missing: install it\n")
 
 
 def test_a_bug_is_not_dressed_up_as_an_expected_error(loop_commands, monkeypatch):
     loop_commands[0].run_loop = raising(ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
-        main(["loop", "r.toml"])
+        main(["loop", str(POCKET)])
     loop_commands[0].run_loop = raising(FrogNanoError("dry"))
     monkeypatch.setenv("FROGNANO_DEBUG", "1")
     with pytest.raises(FrogNanoError):
-        main(["loop", "r.toml"])
+        main(["loop", str(POCKET)])
 
 
 def test_tasks_are_listed_and_shown_but_gold_only_on_request(frognano, run: Path):

@@ -15,8 +15,8 @@ from frognano.loop import export
 from frognano.loop.recipe import RecipeConfig
 from frognano.models.policy import LlamaPolicy
 from frognano.rl.checkpoint import save_checkpoint
-from frognano.rl.dppo import DppoConfig
-from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.rl.config import DppoConfig, OptimizerConfig
+from frognano.rl.trainer import Trainer
 from frognano.runs.store import RunStore
 from models.tiny import logp_of, random_ids, tiny_model
 

@@ -11,9 +11,10 @@ import torch
 from frognano.models import prefix as prefix_module
 from frognano.models.packed import Packed, Row
 from frognano.models.policy import LlamaPolicy
-from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss
+from frognano.rl.config import DppoConfig, OptimizerConfig
+from frognano.rl.dppo import NonFiniteRatio, dppo_loss
 from frognano.rl.packing import micro_batches, static_prefix
-from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.rl.trainer import Trainer
 from models.test_packing_changes_the_gradient import DELTA, T, assert_same, batch, independent, ours
 from models.tiny import FAMILIES, sample, save_tiny, tiny_model
 

@@ -21,9 +21,9 @@ from frognano.models.transformers_engine import TransformersEngine
 from frognano.models.transformers_policy import TransformersPolicy
 from frognano.records import Sample
 from frognano.rl.checkpoint import load_trainer, load_weights, save_checkpoint
-from frognano.rl.dppo import DppoConfig
+from frognano.rl.config import DppoConfig, OptimizerConfig
 from frognano.rl.groups import Group
-from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.rl.trainer import Trainer
 
 STOP = 5
 PREFIX = [3, 9, 4, 12, 33]

@@ -16,9 +16,9 @@ import torch
 
 from frognano.models.policy import LlamaPolicy
 from frognano.rl.checkpoint import load_trainer, load_weights, save_checkpoint
-from frognano.rl.dppo import DppoConfig
+from frognano.rl.config import DppoConfig, OptimizerConfig
 from frognano.rl.groups import Group
-from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.rl.trainer import Trainer
 from models.tiny import random_ids, sample, save_tiny
 
 

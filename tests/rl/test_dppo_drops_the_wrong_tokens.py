@@ -8,7 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss, keep_mask
+from frognano.rl.config import DppoConfig
+from frognano.rl.dppo import NonFiniteRatio, dppo_loss, keep_mask
 
 
 @pytest.mark.parametrize(

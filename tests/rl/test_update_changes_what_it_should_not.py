@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from frognano.models.policy import LlamaPolicy
-from frognano.rl.dppo import DppoConfig, NonFiniteRatio
+from frognano.rl.config import DppoConfig, OptimizerConfig
+from frognano.rl.dppo import NonFiniteRatio
 from frognano.rl.groups import Group
-from frognano.rl.trainer import OptimizerConfig, Trainer
+from frognano.rl.trainer import Trainer
 from models.tiny import random_ids, sample, save_tiny
 
 

@@ -127,7 +127,7 @@ async def test_a_kill_at_any_event_changes_nothing() -> None:
     whole_ledger = FusedLedger(whole_world)
     whole = await run(whole_world, whole_ledger)
     events = 10**9 - whole_world.fuse
-    assert len(whole.admitted) == 5
+    assert len(whole.admitted) >= 5
     assert whole.exhausted == "target"
     for fuse in [*range(60), *range(60, events, 3), events - 1]:
         world = World(fuse=fuse)

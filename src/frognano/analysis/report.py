@@ -90,12 +90,13 @@ def _heldout(data: ReportData) -> str:
         )
         for r in data.heldout
     ]
+    rung = f"rung {data.top_rung}" if data.heldout else "the highest rung"
     head = ("policy", "rung", "solved (95 %)", "trials", "tasks", "functions", "valid edits", "left out")
     return section(
         "Held-out tasks",
         cards(
             [
-                (f"Solve rate at rung {data.top_rung}, the most localising one", bar_chart(bars, label="held-out")),
+                (f"Solve rate at {rung}, the most localising one", bar_chart(bars, label="held-out")),
                 ("Solve rate at every rung, policy by policy", line_chart(lines, percent=True, label="held-out rungs")),
             ]
         ),

@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="frognano",
-    help="Turn a small local language model into a strong coding agent, without a teacher.",
+    help="Turn a small local language model into a better coding agent, without a teacher.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

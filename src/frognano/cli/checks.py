@@ -114,7 +114,7 @@ def _memory() -> Check:
             available = int(line.split()[1]) * 1024
     ok = available >= NEEDED_MEMORY
     remedy = f"free some memory ({NEEDED_MEMORY // GIB} GiB are needed for the pocket recipe), or lower its batch sizes"
-    return Check("memory", ok, f"{available / GIB:.1f} GiB available", remedy)
+    return Check("memory", ok, f"{available / GIB:.1f} GiB available; make demo takes up to 12", remedy)
 
 
 def _disk(out: Path) -> Check:

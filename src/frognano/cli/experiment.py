@@ -22,14 +22,19 @@ def experiment(
     ] = False,
 ) -> None:
     """Run a recipe in several arms over several seeds, and compare them. What was stopped goes on from there."""
+    from frognano.errors import ConfigError
+    from frognano.loop.arms import load_experiment
+    from frognano.runs.recipe import read_toml
+
+    if {"run", "repositories"} <= read_toml(file).keys():
+        raise ConfigError(f"{file} is a recipe, not an experiment: frognano loop {file}")
+    config = load_experiment(file)
     from frognano.cli.run import _share_cores
 
     _share_cores()
     from frognano.analysis.experiment import write_summary
-    from frognano.loop.arms import load_experiment
     from frognano.loop.experiment import Runner, is_done, jobs_of
 
-    config = load_experiment(file)
     root = (out or Path("runs") / config.name).absolute()
     if not summary:
         Runner(file.absolute(), config, root).run()

@@ -70,8 +70,13 @@ def eval_(context: typer.Context, recipe: Recipe, out: Out = None) -> None:
 
 
 def _overrides(context: typer.Context, recipe: Path) -> dict[str, str]:
-    from frognano.runs.recipe import parse_overrides
+    from frognano.loop.recipe import RecipeConfig
+    from frognano.runs.recipe import load_recipe, parse_overrides, read_toml
 
     if str(recipe).startswith("--"):
         raise ConfigError(f"`{recipe}` stands where the recipe should: give the recipe first, then the overrides")
-    return parse_overrides(context.args)
+    overrides = parse_overrides(context.args)
+    if {"recipe", "arm"} <= read_toml(recipe).keys():
+        raise ConfigError(f"{recipe} is an experiment, not a recipe: frognano experiment {recipe}")
+    load_recipe(recipe, RecipeConfig, overrides)  # what is wrong in it must not wait for torch
+    return overrides

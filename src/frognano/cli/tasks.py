@@ -27,13 +27,16 @@ def show(
     from frognano.runs import RunStore
 
     with RunStore.open(run, read_only=True) as store:
-        sets = {name: store.tasks(name) for name in store.task_purposes() if purpose in (None, name)}
+        names = store.task_purposes()
+        sets = {name: store.tasks(name) for name in names if purpose in (None, name)}
         rollouts = store.rollouts()
     if purpose is not None and not sets:
-        raise FrogNanoError(f"{run} has no tasks for `{purpose}`")
+        raise FrogNanoError(f"{run} has no tasks for `{purpose}`; it has {', '.join(names) or 'none at all'}")
     if task is None:
+        print("`solved` counts all rollouts of a task: measuring, screening, confirming and training.")
         for name, tasks in sets.items():
-            print(f"{name}: {len(tasks)} tasks")
+            print(f"{name}: {len(tasks)} {'candidates, tried or not' if name == 'train' else 'tasks'}")
+            print(f"  {'task':<18} {'given':<6}  {'solved':>7}  {'repository':<16} {'mutation':<18} function")
             for t in tasks:
                 mine = [r for r in rollouts if r.key.task_id == t.id and r.counts]
                 solved = f"{sum(r.resolved for r in mine)}/{len(mine)}"

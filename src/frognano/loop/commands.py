@@ -144,10 +144,12 @@ def _pilot_said(session: Session, iteration: int, policy: str, result: PilotResu
     said = f"iteration {iteration}: {len(result.admitted)} tasks admitted for {policy} after {result.rollouts_used} rollouts"
     said += f"; dropped: {dropped}" if dropped else ""
     if result.admitted:
-        return f"{said}; they are in {session.store.path / 'tasks'}"
+        return f"{said}; the admitted ones are in {session.store.path / 'tasks'}"
     budget = session.recipe.pilot_for(iteration).rollout_budget
     if result.exhausted == "budget":
-        return f"{said}. The budget is spent: raise pilot.rollout_budget (now {budget}), in another run folder (--out)"
+        left = budget - result.rollouts_used
+        rest = f"{left} are left, too few for a screen and its confirmation" if left else "The budget is spent"
+        return f"{said}. {rest}: raise pilot.rollout_budget (now {budget}), in another run folder (--out)"
     return f"{said}. No candidate is left: name more repositories, or widen [mutation], in another run folder (--out)"
 
 
@@ -174,8 +176,10 @@ def run_eval(recipe: Path, out: Path | None, overrides: Overrides) -> None:
 
     async def work(session: Session) -> None:
         repositories = Repositories(session)
-        heldout, _ = await fixed_sets(session, repositories)
         versions = [BASE, *session.store.steps("policies/").values()]
+        if versions == [BASE]:
+            session.live.say(f"{session.store.path} has no trained policy: the untrained one alone is measured")
+        heldout, _ = await fixed_sets(session, repositories)
         for version in dict.fromkeys(versions):
             edge = version in (versions[0], versions[-1])
             rate = await evaluate_heldout(session, heldout, version, session.recipe.eval.rungs if edge else ())

@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from frognano.analysis.alarms import AlarmsConfig
 from frognano.harness.base import Budget
 from frognano.models.base import Sampling
-from frognano.models.policy import PolicyConfig
+from frognano.models.config import PolicyConfig
 from frognano.models.vllm_server import EngineConfig
-from frognano.rl.dppo import DppoConfig
+from frognano.rl.config import DppoConfig, OptimizerConfig
 from frognano.rl.reward import RewardConfig
-from frognano.rl.trainer import OptimizerConfig
 from frognano.runs.store import RunStore
 from frognano.runs.trackers import TrackConfig
 from frognano.sandbox.base import Limits
+from frognano.taskpilot.ladder import RUNGS
 from frognano.taskpilot.pilot import PilotConfig
 from frognano.taskpilot.posterior import AdmissionRule
 from frognano.taskpilot.sources.mutation_config import MutationConfig
@@ -108,7 +108,7 @@ class EvalConfig(_Section):
         description="At the end: rollouts per trained task of π0, of its own iteration's policy and of the last; 0: none.",
     )
     rung_tasks: int = Field(100, ge=1, description="How many of the held-out tasks are measured at further rungs.")
-    rungs: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    rungs: tuple[Annotated[int, Field(ge=0, le=len(RUNGS) - 1)], ...] = Field(
         (), description="Further rungs, for the first and the last policy."
     )
 

@@ -23,9 +23,10 @@ from frognano.harness.leaf.tools import TOOLS
 from frognano.loop.recipe import RecipeConfig
 from frognano.models.base import Sampling
 from frognano.models.causal_lm import check_checkpoint
+from frognano.models.config import PolicyConfig
 from frognano.models.engine import SamplerEngine
 from frognano.models.pocket import PocketModelError, ensure_pocket_model
-from frognano.models.policy import LlamaPolicy, PolicyConfig, compute_dtype, load_policy
+from frognano.models.policy import LlamaPolicy, compute_dtype, load_policy
 from frognano.models.renderer import Renderer, TemplateRenderer, XmlRenderer
 from frognano.models.shards import ShardedEngine
 from frognano.models.token_model import TokenModel
@@ -61,7 +62,8 @@ def chosen_repositories(recipe: RecipeConfig) -> dict[str, RepositoryConfig]:
         raise ConfigError(f"repositories.file {file} cannot be read ({error}): name a pool of repositories") from error
     names = (*recipe.repositories.train, *recipe.repositories.heldout)
     if missing := [n for n in names if n not in known]:
-        raise ConfigError(f"repositories: unknown {', '.join(missing)}; the pool holds {', '.join(sorted(known))}")
+        pool = f"the pool {file.absolute()}" if file else "the pool that comes with frognano"
+        raise ConfigError(f"repositories: unknown {', '.join(missing)}; {pool} holds {', '.join(sorted(known))}")
     return {n: known[n] for n in names}
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frognano.models.causal_lm import check_checkpoint
@@ -23,19 +22,6 @@ from frognano.models.transformers_policy import TransformersPolicy
 
 SHARD_ROWS = 16
 """Rows that a sampler needs at least to be worth reading the weights for."""
-
-
-class PolicyConfig(BaseModel):
-    """Which weights, and how much of them learns."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str = Field("pocket", description="`pocket`, or the folder of any transformers causal LM.")
-    trainable_layers: int | Literal["all"] = Field("all", description="The top k blocks, or everything.")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 where the CPU computes it."
-    )
-    threads: int = Field(0, ge=0, description="Compute threads; 0: one per core.")
 
 
 def compute_dtype(name: str) -> torch.dtype:

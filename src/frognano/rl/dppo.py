@@ -12,14 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
-
-
-class DppoConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    delta: float = Field(0.2, gt=0, le=1, description="Allowed |p − q| in the direction of the advantage.")
 
 
 class NonFiniteRatio(RuntimeError):

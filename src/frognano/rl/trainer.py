@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from frognano.models.packed import Packed
 from frognano.models.scoring import Scores
-from frognano.rl.dppo import DppoConfig, NonFiniteRatio, dppo_loss
+from frognano.rl.config import DppoConfig, OptimizerConfig
+from frognano.rl.dppo import NonFiniteRatio, dppo_loss
 from frognano.rl.groups import Group, split
 from frognano.rl.packing import micro_batches, static_prefix
 from frognano.stopwatch import Stopwatch
@@ -32,19 +32,6 @@ class Trainable(Protocol):
     def gradients(self) -> dict[str, Tensor]: ...
 
     def publish(self) -> None: ...
-
-
-class OptimizerConfig(BaseModel):
-    """Adam with decoupled weight decay; the learning rate is constant after a linear warm-up."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    learning_rate: float = Field(1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = Field(0.1, ge=0)
-    clip: float = Field(1.0, gt=0, description="Bound on the norm of the gradient.")
-    warmup: int = Field(0, ge=0, description="Updates, counted anew in each iteration since the optimizer is.")
-    micro_batch_tokens: int = Field(8192, gt=0, description="Tokens in one forward pass; memory grows with it.")
 
 
 class Trainer:

@@ -56,7 +56,8 @@ def require_trackers(config: TrackConfig) -> None:
         if importlib.util.find_spec(name) is None:
             key = f"track.{name}"
             raise ConfigError(
-                f"{key} needs the extra `{name}`: pip install 'frognano[{name}]', or take {key} out of the recipe"
+                f"{key} needs the extra `{name}`: {sys.executable} -m pip install 'frognano[{name}]', "
+                f"or take {key} out of the recipe"
             )
 
 

@@ -43,7 +43,7 @@ IN_FLIGHT = 2
 
 
 class PilotConfig(CalibrationConfig):
-    target: int = Field(32, ge=1, description="Tasks to admit.")
+    target: int = Field(32, ge=1, description="Tasks to admit; what is confirmed by then is admitted too.")
     rollout_budget: int = Field(2000, ge=1)
     batch_rollouts: int = Field(64, ge=1, description="Rollouts in flight, asked for in two halves.")
     pool: int = Field(64, ge=1, description="Tasks that wait for rollouts; more give the allocation more choice.")
@@ -276,9 +276,7 @@ class _Pilot:
         for i, move in enumerate(state.moves[held.moves_told :], held.moves_told):
             self._tell_move(task_id, i, move)
         held.moves_told = len(state.moves)
-        if isinstance(state.action, Admit):
-            if len(self.admitted) >= self.config.target:
-                return
+        if isinstance(state.action, Admit):  # beyond the target too: its rollouts are paid, and train
             k, n = state.action.k, state.action.n
             task = Task.model_validate(
                 {

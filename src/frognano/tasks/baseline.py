@@ -78,8 +78,11 @@ async def measure_baseline(
             break
     baseline = _summary(snapshot, environment, reports, config, (time.monotonic() - start) / len(reports))
     if not baseline.ids:
-        name, reason = next(iter(baseline.excluded.items()), ("", "no test was collected"))
-        raise TaskError(f"repository {snapshot.repository.name}: no test passes on its clean tree; {name} {reason}")
+        why = next((f"{name} {reason}" for name, reason in baseline.excluded.items()), "no test was collected")
+        raise TaskError(
+            f"repository {snapshot.repository.name}: no test passes on its clean tree; {why}; "
+            "correct its `tests` or `requirements` in the pool"
+        )
     place.parent.mkdir(parents=True, exist_ok=True)
     with temporary(place.parent) as scratch:
         (scratch / place.name).write_text(baseline.model_dump_json())

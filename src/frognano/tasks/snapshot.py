@@ -166,18 +166,14 @@ def _from_path(repository: RepositoryConfig, tree: Path, scratch: Path) -> None:
 def _from_git(repository: RepositoryConfig, tree: Path, scratch: Path) -> None:
     store = scratch / "store.git"
     git("init", "-q", "--bare", "--template=", str(store), cwd=scratch)
-    git(
-        "fetch",
-        "-q",
-        "--depth",
-        "1",
-        "--no-tags",
-        "--end-of-options",
-        repository.git,
-        repository.commit,
-        cwd=store,
-        timeout=600,
-    )
+    fetch = ("fetch", "-q", "--depth", "1", "--no-tags", "--end-of-options", repository.git, repository.commit)
+    try:
+        git(*fetch, cwd=store, timeout=600)
+    except TaskError as error:
+        raise TaskError(
+            f"repository {repository.name}: {repository.git} does not give commit {repository.commit}; "
+            f"correct `git` or `commit` in the pool ({error})"
+        ) from error
     for entry in git("ls-tree", "-rz", "--full-tree", repository.commit, cwd=store).split(b"\0"):
         if not entry:
             continue
