@@ -64,3 +64,11 @@ def test_a_seed_that_took_more_iterations_ends_at_its_own_last_policy(tmp_path: 
 
 def test_an_experiment_without_a_trained_policy_draws_no_line(tmp_path: Path) -> None:
     assert "<polyline" not in picture({})
+
+
+def test_a_seed_beyond_the_mean_runs_into_the_labels(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / p, p, [True] * 4, tokens=n) for p, n in (("a", 2), ("b", 8))]
+    root = ElementTree.fromstring(picture({"both": runs}))
+    right = max(float(at.get("x2", "0")) for at in root.iter(f"{SVG}line"))
+    for p in root.iter(f"{SVG}polyline"):
+        assert float(p.get("points", "").split()[-1].split(",")[0]) <= right

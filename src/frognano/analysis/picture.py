@@ -38,8 +38,10 @@ def picture(arms: Mapping[str, Sequence[Run]]) -> str:
     """An SVG that stands alone: a line an arm with its 95 % intervals, and a thin one for each seed of it."""
     lines = {arm: line(runs) for arm, runs in arms.items()}
     seeds = {arm: [line([run]) for run in runs] if len(runs) > 1 else [] for arm, runs in arms.items()}
-    highest = max([0.1] + [p.rate.high for points in lines.values() for p in points])
-    most = max([1.0] + [p.tokens for points in lines.values() for p in points])
+    thin_points = [p for each in seeds.values() for points in each for p in points]
+    thick_points = [p for points in lines.values() for p in points]
+    highest = max([0.1, *(p.rate.high for p in thick_points), *(p.rate.estimate for p in thin_points)])
+    most = max([1.0, *(p.tokens for p in (*thick_points, *thin_points))])
 
     def x(tokens: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * tokens / most
