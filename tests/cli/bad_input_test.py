@@ -188,9 +188,10 @@ def test_a_name_in_place_of_a_list_of_names(place: Place):
         ('version = 1\npath = "x"\ntests = ["t"]', "`repository.calc.version` = 1"),
         ('version = "1"\ntests = ["t"]', "repository calc: give exactly one of sha256 (an sdist), path, or git"),
         ('version = "1"\npath = "x"', "the key `repository.calc.tests` is missing"),
+        ('version = "1"\ngit = "x"\ncommit = "main"\ntests = ["t"]', "'main': 40 hexadecimal digits are needed"),
         ('version = "1', "not valid TOML"),
     ],
-    ids=["a typo", "a number", "no source", "no tests", "no TOML"],
+    ids=["a typo", "a number", "no source", "no tests", "a branch", "no TOML"],
 )
 def test_a_pool_with_a_mistake_is_told_in_the_words_of_pydantic(place: Place, wrong: str, words: str):
     place.write_pool(wrong)

@@ -65,6 +65,9 @@ def test_recipe_out_and_overrides_reach_the_command(frognano, loop_commands, com
     [
         (["loop", POCKET, "--dppo.detla", "0.2"], "did you mean `dppo.delta`"),
         (["pilot", POCKET, "--eval.rungs", "[9]"], "`eval.rungs.0` = 9"),
+        (["pilot", POCKET, "--eval.rungs", "0,3"], "a list is needed, such as [1, 2]"),
+        (["pilot", POCKET, "--repositories.train", "[]"], "name at least 1"),
+        (["pilot", POCKET, "--target", "3"], "did you mean `pilot.target` or"),
         (["eval", POCKET.with_name("pocket-experiment.toml")], "is an experiment, not a recipe: frognano experiment"),
         (["experiment", POCKET], "is a recipe, not an experiment: frognano loop"),
     ],

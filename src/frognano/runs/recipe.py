@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from frognano.errors import ConfigError
 
@@ -112,10 +113,24 @@ def explain(
         elif not places:
             yield f"{path}: {f'{within}: ' if within else ''}{problem['msg'].removeprefix('Value error, ')}"
         else:
-            what = problem["msg"].removeprefix("Value error, ")
-            yield f"{where}: `{key}` = {_shown(problem.get('input'))}: {what[:1].lower()}{what[1:]}"
+            yield f"{where}: `{key}` = {_shown(problem.get('input'))}: {_said(problem)}"
     if len(problems) > 3:
         yield f"… and {len(problems) - 3} more"
+
+
+def _said(problem: ErrorDetails) -> str:
+    """In words of TOML, where pydantic's are of Python."""
+    context = problem.get("ctx", {})
+    if problem["type"] in ("tuple_type", "list_type"):
+        return 'a list is needed, such as [1, 2] or ["a", "b"]'
+    if problem["type"] == "too_short":
+        return f"name at least {context.get('min_length')}"
+    if problem["type"] == "string_pattern_mismatch" and (
+        digits := re.fullmatch(r"\^\(?\[0-9a-f\]\{(\d+)\}\)?\??\$", str(context.get("pattern")))
+    ):
+        return f"{digits[1]} hexadecimal digits are needed"
+    what = problem["msg"].removeprefix("Value error, ")
+    return f"{what[:1].lower()}{what[1:]}"
 
 
 def _shown(value: Any) -> str:
@@ -130,9 +145,11 @@ def _nearest(model: type[BaseModel], places: Sequence[str], within: str = "") ->
     known = sorted(section.model_fields) if section else []
     if close := difflib.get_close_matches(key, known, 1, 0.6):
         return f", did you mean `{'.'.join([*([within] if within else []), *sections, close[0]])}`?"
-    elsewhere = {dotted.rsplit(".", 1)[-1]: dotted for dotted in _all_keys(model)}
+    elsewhere: dict[str, list[str]] = {}
+    for dotted in sorted(_all_keys(model), key=lambda dotted: dotted.count(".")):
+        elsewhere.setdefault(dotted.rsplit(".", 1)[-1], []).append(dotted)
     if close := difflib.get_close_matches(key, elsewhere, 1, 0.8):
-        return f", did you mean `{elsewhere[close[0]]}`?"
+        return f", did you mean {' or '.join(f'`{dotted}`' for dotted in elsewhere[close[0]][:3])}?"
     return f"; known here: {', '.join(known)}" if known else ""
 
 
