@@ -109,8 +109,8 @@ def _comparison(arms: Mapping[str, Sequence[Run]]) -> list[str]:
     ]
     reference = next(iter(arms.values()))
     for arm, runs in arms.items():
-        seeds = {run.name.split("/")[-1] for run in runs}
-        same = [run for run in reference if run.name.split("/")[-1] in seeds]
+        seeds = {_seed(run) for run in runs}
+        same = [run for run in reference if _seed(run) in seeds]
         last = _ends(runs)[1]
         against = "—" if runs is reference else _gain(_ends(same)[1], last)
         stages = " / ".join(str(sum(run.training[s][0] for run in runs)) for s in ("screen", "confirm", "train"))
@@ -127,22 +127,20 @@ def _comparison(arms: Mapping[str, Sequence[Run]]) -> list[str]:
 def _by_seed(reference: Sequence[Run], runs: Sequence[Run]) -> str:
     """Each seed's last policy, or its difference from the first arm's. Of these comes a mean with the interval that holds what
     training again would bring, by Student's t: wide for few seeds."""
-    beside = {run.name.split("/")[-1]: run for run in reference}
-    found = []
-    for run in runs:
-        last = run.at(run.last)
-        if runs is reference:
-            found.append(100 * rate(last).by_function.estimate)
-        elif (other := beside.get(run.name.split("/")[-1])) is not None:
-            found.append(100 * gain(other.at(other.last), last).estimate)
-    found = [x for x in found if not math.isnan(x)]
-    if runs is reference or not found:
-        return ", ".join(f"{x:.1f}" for x in found) or "—"
+    if runs is reference:
+        return ", ".join(f"{100 * rate(run.at(run.last)).by_function.estimate:.1f}" for run in runs)
+    beside = {_seed(run): run.at(run.last) for run in reference}
+    gains = [gain(beside[_seed(run)], run.at(run.last)).estimate for run in runs if _seed(run) in beside]
+    found = [100 * x for x in gains if not math.isnan(x)]
     told = ", ".join(f"{x:+.1f}" for x in found)
     if len(found) < 2:
-        return told
+        return told or "—"
     half = student_t(0.95, len(found) - 1) * statistics.stdev(found) / math.sqrt(len(found))
     return f"{told}: {statistics.mean(found):+.1f} ± {half:.1f}"
+
+
+def _seed(run: Run) -> str:
+    return run.name.split("/")[-1]
 
 
 def _result(name: str, before: Sequence[Measured], after: Sequence[Measured], by_repository: bool = False) -> str:

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from frognano.errors import ConfigError
 from frognano.loop.recipe import RecipeConfig
@@ -20,6 +20,14 @@ BEFORE_TRAINING = ("repositories", "harness", "budget", "box", "mutation", "vali
 """Sections that what an arm takes from another one was made and measured with; single keys are in `before_training`."""
 
 
+def _flat(given: object) -> object:
+    return dict(_dotted(given)) if isinstance(given, dict) else given
+
+
+Overrides = Annotated[dict[str, Any], BeforeValidator(_flat)]
+"""`section.key` to value, however the file nests them."""
+
+
 class ArmConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,12 +36,7 @@ class ArmConfig(BaseModel):
         False, description="Ends when it has generated as many tokens as the arm that it is like."
     )
     seeds: tuple[int, ...] | None = Field(None, min_length=1, description="none: those of the experiment.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Overrides of the recipe, `section.key` to value.")
-
-    @field_validator("set", mode="before")
-    @classmethod
-    def _keys(cls, given: object) -> object:
-        return dict(_dotted(given)) if isinstance(given, dict) else given
+    set: Overrides = Field(default_factory=dict, description="Overrides of the recipe, `section.key` to value.")
 
     @model_validator(mode="after")
     def _tokens_are_counted(self) -> Self:
@@ -49,13 +52,8 @@ class ExperimentConfig(BaseModel):
     recipe: Path = Field(description="Relative to the experiment's file.")
     seeds: tuple[int, ...] = Field(min_length=1)
     jobs: int = Field(1, ge=1, description="Runs at a time; share the cores with model.threads in `set`.")
-    set: dict[str, Any] = Field(default_factory=dict, description="Overrides for every arm.")
+    set: Overrides = Field(default_factory=dict, description="Overrides for every arm.")
     arm: dict[str, ArmConfig] = Field(min_length=1)
-
-    @field_validator("set", mode="before")
-    @classmethod
-    def _keys(cls, given: object) -> object:
-        return dict(_dotted(given)) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _arms_are_known(self) -> Self:

@@ -179,7 +179,8 @@ class Runner:
                 queue.end(job, ok)
 
     def _one(self, job: Job) -> bool:
-        recipe = self._resolved(job)
+        chosen = texts(overrides_of(self.config, job))
+        recipe = load_recipe(self.recipe, RecipeConfig, chosen)
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         if job.like is not None:
             fork_run(
@@ -192,7 +193,7 @@ class Runner:
                 renew=update_task,
             )
         command = [sys.executable, "-m", "frognano.cli", "loop", str(self.recipe), "--out", str(job.folder)]
-        for key, value in texts(overrides_of(self.config, job)).items():
+        for key, value in chosen.items():
             command += [f"--{key}", value]
         print(f"{time.strftime('%H:%M:%S')} {job.name}: started, log in {_log(job)}", file=sys.stderr)
         with _log(job).open("ab") as log:

@@ -120,15 +120,10 @@ def explain(
 
 def _said(problem: ErrorDetails) -> str:
     """In words of TOML, where pydantic's are of Python."""
-    context = problem.get("ctx", {})
     if problem["type"] in ("tuple_type", "list_type"):
         return 'a list is needed, such as [1, 2] or ["a", "b"]'
     if problem["type"] == "too_short":
-        return f"name at least {context.get('min_length')}"
-    if problem["type"] == "string_pattern_mismatch" and (
-        digits := re.fullmatch(r"\^\(?\[0-9a-f\]\{(\d+)\}\)?\??\$", str(context.get("pattern")))
-    ):
-        return f"{digits[1]} hexadecimal digits are needed"
+        return f"name at least {problem['ctx']['min_length']}"
     what = problem["msg"].removeprefix("Value error, ")
     return f"{what[:1].lower()}{what[1:]}"
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from frognano.errors import ConfigError
 from frognano.runs.recipe import explain, parse_toml
 from frognano.tasks.errors import TaskError
+
+
+def _digits(count: int) -> AfterValidator:
+    def check(given: str) -> str:
+        if not re.fullmatch(rf"([0-9a-f]{{{count}}})?", given):
+            raise ValueError(f"{count} hexadecimal digits are needed, in small letters")
+        return given
+
+    return AfterValidator(check)
 
 
 class RepositoryConfig(BaseModel):
@@ -20,10 +30,10 @@ class RepositoryConfig(BaseModel):
 
     name: str = Field(min_length=1)
     version: str = Field(min_length=1)
-    sha256: str = Field(default="", pattern=r"^([0-9a-f]{64})?$", description="Of the sdist in the package index.")
+    sha256: Annotated[str, _digits(64)] = Field(default="", description="Of the sdist in the package index.")
     path: Path | None = Field(default=None, description="A checkout (its tracked files) or a plain folder.")
     git: str = Field(default="", description="A URL that `git fetch` takes; used with ``commit``.")
-    commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
+    commit: Annotated[str, _digits(40)] = ""
     package: str = Field(default="", description="Import name; the name with `_` for `-` when empty.")
     role: Literal["train", "heldout"] = "train"
     tests: tuple[str, ...] = Field(min_length=1, description="Test files and folders, relative to the tree.")
