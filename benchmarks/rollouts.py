@@ -39,6 +39,7 @@ from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.taskpilot.workshop import Prepared, Workshop
 from frognano.tasks.grading import Grader, GradingConfig, build_judged_tree
 from frognano.tasks.repository import load_repositories
+from frognano.tasks.snapshot import fetch_snapshot
 from frognano.tasks.trees import Trees
 from frognano.tasks.validation_config import ValidationConfig
 
@@ -67,7 +68,7 @@ class Script:
 
 
 async def make_tasks(workshop: Workshop, name: str, count: int) -> tuple[Prepared, list[tuple[Task, Mutation]]]:
-    prepared = await workshop.prepare(load_repositories()[name])
+    prepared = await workshop.prepare(await fetch_snapshot(load_repositories()[name], workshop.cache))
     made: list[tuple[Task, Mutation]] = []
     for proposal in workshop.proposals([prepared], "all", 0.2, 5, MutationConfig(unique_line=True)):
         mutation = proposal.mutation

@@ -32,6 +32,7 @@ from frognano.taskpilot.sources.mutation_config import MutationConfig
 from frognano.taskpilot.workshop import Prepared, Workshop
 from frognano.tasks.git import apply_patch
 from frognano.tasks.repository import load_repositories
+from frognano.tasks.snapshot import fetch_snapshot
 from frognano.tasks.trees import put
 from frognano.tasks.validation import Candidate, Validated, validate
 from frognano.tasks.validation_config import ValidationConfig
@@ -198,7 +199,7 @@ async def measure(names: list[str], count: int, seed: int) -> dict[str, Any]:
         cold = Workshop(Path(scratch) / "cold", cache_folder(), boxes, config, "pocket", "benchmark")
         cold.bench = None
         for name in names:
-            prepared = await workshop.prepare(load_repositories()[name])
+            prepared = await workshop.prepare(await fetch_snapshot(load_repositories()[name], workshop.cache))
             await cold_suite(boxes, prepared, config, b"")  # the first box of a tree packs it
             found[name] = {
                 "same": await same_mutants(boxes, workshop, prepared, count, seed),

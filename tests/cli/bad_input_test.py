@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -151,6 +152,22 @@ def test_a_repository_without_the_folder_of_tests_that_the_pool_names(place: Pla
     error = place.fails()
     assert "repository other 1.0 has no tests" in error
     assert "name test paths" in error
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ('package = "calc"\ntests = ["test"]', "repository calc 1.0 has no test:"),
+        ('package = "clac"\ntests = ["tests"]', "repository calc: no package clac in its tree; set `package`"),
+    ],
+    ids=["tests", "package"],
+)
+def test_a_wrong_path_of_a_training_repository_is_found_after_the_heldout_set_was_made(
+    place: Place, entry: str, words: str
+):
+    place.repository("other", HANGING)  # whoever builds it first says so
+    place.write_pool(f'version = "1.0"\npath = "{place.root / "calc"}"\n{entry}')
+    assert words in place.fails()
 
 
 def test_an_sdist_with_another_checksum(place: Place):
@@ -319,6 +336,15 @@ def test_a_run_of_another_recipe_and_a_second_process(place: Place):
     error = place.fails("--train.updates", 7)
     assert "made with another recipe: train.updates (1 → 7)" in error
     assert "--out" in error
+
+
+def test_a_run_that_a_scheduler_ends_says_nothing_of_how_to_go_on(place: Place):
+    command = place.forks.start("loop", place.recipe, "--out", place.out)
+    assert command.wait(until=lambda: "loading the model" in command.err) is None
+    os.kill(command.pid, signal.SIGTERM)
+    assert command.wait() == 130
+    assert "interrupted: the same command goes on from here" in command.err
+    assert "Traceback" not in command.err
 
 
 @pytest.mark.parametrize("command", ["train", "pilot"])

@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -46,6 +48,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Leaves by SystemExit."""
     debug = os.environ.get("FROGNANO_DEBUG", "") not in ("", "0")
+    signal.signal(signal.SIGTERM, _like_interrupted)
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="frognano", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -62,6 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if code == INTERRUPTED:  # typer turns Ctrl-C into this code by itself
         print("\ninterrupted: the same command goes on from here", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _like_interrupted(number: int, frame: FrameType | None) -> None:
+    """`kill`, `docker stop` and a cluster's scheduler end a command as Ctrl-C does: boxes are removed and it says how to go
+    on. Where nohup has Ctrl-C ignored, nobody else would raise."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 def expected(error: BaseException) -> FrogNanoError | None:

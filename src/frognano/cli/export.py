@@ -21,7 +21,7 @@ def export(
 ) -> None:
     """Write a run's policy as a transformers folder: for vLLM, llama.cpp's converter, or model.path of another recipe."""
     from frognano.loop.export import export_policy
-    from frognano.loop.session import BASE
+    from frognano.runs.rows import BASE
 
     version = export_policy(run, folder, policy)
     print(f"{version}{' (untrained)' if version == BASE else ''}: {folder}")

@@ -13,9 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,7 @@ class Runner:
         for job in self.jobs:
             print(f"{job.name}: {'done' if job.folder in done else 'to do'}", file=sys.stderr)
         queue = Queue((job for job in self.jobs if job.folder not in done), done)
-        with ThreadPoolExecutor(self.config.jobs) as pool, _ended_like_interrupted():
+        with ThreadPoolExecutor(self.config.jobs) as pool:
             try:
                 workers = [pool.submit(self._work, queue) for _ in range(self.config.jobs)]
                 wait(workers)
@@ -216,11 +215,11 @@ class Runner:
             children = list(self._children)
         end = time.monotonic() + GRACE_SECONDS
         for child in children:
-            child.send_signal(signal.SIGINT)
+            child.terminate()
         for child in children:
             try:
                 child.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:  # started by nohup, which has SIGINT ignored
+            except subprocess.TimeoutExpired:
                 child.kill()
 
 
@@ -229,20 +228,6 @@ def ended(code: int) -> str:
     if code == -signal.SIGKILL:
         return "killed by signal 9; if nobody did that, memory ran out: lower `jobs`, or model.trainable_layers"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-@contextmanager
-def _ended_like_interrupted() -> Iterator[None]:
-    """SIGTERM stops the runs too: they would go on without us, and the next command would find their folders in use."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _log(job: Job) -> Path:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from frognano.errors import FrogNanoError
 from frognano.loop.recipe import RecipeConfig
-from frognano.loop.session import BASE, open_policy
-from frognano.rl.checkpoint import STATE, load_weights
+from frognano.runs.rows import BASE
 from frognano.runs.store import RunStore
 
 
@@ -22,6 +21,9 @@ def export_policy(run: Path, folder: Path, version: str | None = None) -> str:
     with RunStore.open(run, read_only=True) as store:
         recipe = RecipeConfig.model_validate(store.config)
         selected = [BASE, *map(str, store.steps("policies/").values())]
+    from frognano.loop.session import open_policy  # a run that is not there must not wait for torch
+    from frognano.rl.checkpoint import STATE, load_weights
+
     version = version or selected[-1]
     checkpoint = run / "checkpoints" / version
     if version != BASE and not (checkpoint / STATE).is_file():

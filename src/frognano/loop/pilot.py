@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from frognano.errors import FrogNanoError
@@ -18,6 +18,7 @@ from frognano.taskpilot.calibration import Binding
 from frognano.taskpilot.pilot import PilotResult, Request, run_pilot
 from frognano.taskpilot.stream import CandidateStream
 from frognano.taskpilot.workshop import Part, Prepared
+from frognano.tasks.snapshot import Snapshot, fetch_snapshot
 
 
 class Repositories:
@@ -26,21 +27,35 @@ class Repositories:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._prepared: dict[str, Prepared] = {}
+        self._snapshots: dict[str, Snapshot] = {}
 
     async def all(self, names: Sequence[str]) -> list[Prepared]:
         missing = [n for n in names if n not in self._prepared]
-        slots = asyncio.Semaphore(self.session.recipe.repositories.workers)
         with phase(self.session, "repositories", total=len(missing)) as progress:
+            if missing:
+                await self._each([n for n in self.session.repositories if n not in self._snapshots], self._fetch)
 
-            async def one(name: str) -> None:
-                async with slots:
-                    self._prepared[name] = await self.session.workshop.prepare(self.session.repositories[name])
+            async def prepare(name: str) -> None:
+                self._prepared[name] = await self.session.workshop.prepare(self._snapshots[name])
                 progress.advance()
 
-            async with asyncio.TaskGroup() as group:
-                for name in missing:
-                    group.create_task(one(name))
+            await self._each(missing, prepare)
         return [self._prepared[n] for n in names]
+
+    async def _fetch(self, name: str) -> None:
+        """Of all repositories before the first one is built: a wrong path in the pool must not wait for the held-out set."""
+        self._snapshots[name] = await fetch_snapshot(self.session.repositories[name], self.session.workshop.cache)
+
+    async def _each(self, names: Sequence[str], work: Callable[[str], Awaitable[None]]) -> None:
+        slots = asyncio.Semaphore(self.session.recipe.repositories.workers)
+
+        async def one(name: str) -> None:
+            async with slots:
+                await work(name)
+
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(one(name))
 
 
 @asynccontextmanager

@@ -25,8 +25,7 @@ from frognano.tasks.bench import Bench
 from frognano.tasks.bytecode import compile_tree
 from frognano.tasks.environment import build_environment
 from frognano.tasks.harbor import read_task
-from frognano.tasks.repository import RepositoryConfig
-from frognano.tasks.snapshot import Snapshot, fetch_snapshot
+from frognano.tasks.snapshot import Snapshot
 from frognano.tasks.suite import Failure
 from frognano.tasks.validation import Candidate, Validated, validate
 from frognano.tasks.validation_config import ValidationConfig
@@ -79,9 +78,8 @@ class Workshop:
         for left in (*root.glob(".new-*"), *root.glob(".tree-*")):  # by a process that was killed: a run has one writer
             shutil.rmtree(left, ignore_errors=True)
 
-    async def prepare(self, repository: RepositoryConfig) -> Prepared:
-        """Snapshot, environment and clean runs; a TaskError says why a repository cannot be used."""
-        snapshot = await fetch_snapshot(repository, self.cache)
+    async def prepare(self, snapshot: Snapshot) -> Prepared:
+        """Environment and clean runs; a TaskError says why a repository cannot be used."""
         environment, venv = await build_environment(snapshot, self.cache)
         baseline = await measure_baseline(snapshot, environment, venv, self.sandboxes, self.config, self.cache)
         bound = await compile_tree(snapshot, environment, venv, self.sandboxes, self.cache)
