@@ -35,11 +35,13 @@ def page(parts: list, said: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
+    parser.add_argument("--iteration", type=int, help="of this one alone, as when the machine was quiet in it")
     parser.add_argument("--out", type=Path, help="without an ending, e.g. docs/results/profile")
     parser.add_argument("--machine", default="not said")
     given = parser.parse_args()
     with RunStore.open(given.run, read_only=True) as store:
-        parts, config, updates = profile(store), store.config, store.metrics("profile")
+        parts, config = profile(store, given.iteration), store.config
+        updates = store.metrics("profile")
     if not parts:
         sys.exit(f"{given.run} holds no profile: it was made before runs recorded one")
     said = {

@@ -14,6 +14,7 @@ import pytest
 from analysis import synthetic
 from frognano.analysis.charts import Bar, Line, bar_chart, histogram, line_chart
 from frognano.analysis.data import load
+from frognano.analysis.profile import profile
 from frognano.analysis.report import render, write_report
 from frognano.records import Status
 from frognano.runs import RolloutKey, RunStore
@@ -139,6 +140,20 @@ def test_alarms_and_profile_are_missed_or_made_up(run: Path, html: str, tmp_path
     tags = Tags()
     tags.feed(made)
     assert tags.open == []
+
+
+def test_other_iterations_are_counted_in(tmp_path: Path):
+    names = ("iter1/pilot#0", "iter2/pilot#0", "iter2/train#0", "heldout/i1u4#0", "heldout/i2u4#0", "heldout/base#0")
+    with RunStore.create(tmp_path / "run", {"run": {"name": "x"}}) as store:
+        for step in range(1, 6):
+            store.log("train", step, {"iteration": 1 + (step > 2)})
+            store.log("profile", step, {"wall": 1.0, "cores": 2.0, "idle_cpu": 2.0})
+        for name in names:
+            store.finish(f"phase/{name}", {"profile": {"wall": 1.0, "cores": 2.0, "idle_cpu": 2.0}})
+        whole, second = profile(store), profile(store, 2)
+    assert [(p.name, p.count) for p in whole][:2] == [("update", 5), ("pilot", 2)]
+    parts = [("update", 3), ("pilot", 1), ("training, updates included", 1), ("heldout", 1)]
+    assert [(p.name, p.count) for p in second] == parts
 
 
 def test_an_empty_run_has_a_report_too(tmp_path: Path):

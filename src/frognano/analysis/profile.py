@@ -45,11 +45,14 @@ class Part:
         return self.values.get(f"{stage}_wall")
 
 
-def profile(store: RunStore) -> list[Part]:
-    """Updates first, then phases by kind (``iter1/pilot`` and ``iter2/pilot`` together); empty for a run that told none."""
-    parts = [("update", values) for _, values in store.metrics("profile")]
+def profile(store: RunStore, iteration: int | None = None) -> list[Part]:
+    """Updates first, then phases by kind (``iter1/pilot`` and ``iter2/pilot`` together); of one iteration alone, its held-out
+    measurement included, when it is named. Empty for a run that told none."""
+    of_step = {step: values.get("iteration") for step, values in store.metrics("train")}
+    wanted = re.compile(".*" if iteration is None else rf"phase/(iter{iteration}/|heldout/i{iteration}u).*")
+    parts = [("update", v) for step, v in store.metrics("profile") if iteration in (None, of_step.get(step))]
     for name, value in store.steps("phase/").items():
-        if isinstance(value, dict) and isinstance(value.get("profile"), dict):
+        if wanted.fullmatch(name) and isinstance(value, dict) and isinstance(value.get("profile"), dict):
             parts.append((kind(name), value["profile"]))
     names = dict.fromkeys(name for name, _ in parts)
     return [_sum(name, [values for n, values in parts if n == name]) for name in names]
