@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import commit
 
-from frognano.analysis.profile import HEAD, STAGES, profile, table
+from frognano.analysis.profile import HEAD, STAGES, profile, table, updates
 from frognano.runs import RunStore
 
 
@@ -40,8 +40,7 @@ def main() -> None:
     parser.add_argument("--machine", default="not said")
     given = parser.parse_args()
     with RunStore.open(given.run, read_only=True) as store:
-        parts, config = profile(store, given.iteration), store.config
-        updates = store.metrics("profile")
+        parts, each, config = profile(store, given.iteration), updates(store, given.iteration), store.config
     if not parts:
         sys.exit(f"{given.run} holds no profile: it was made before runs recorded one")
     said = {
@@ -54,7 +53,7 @@ def main() -> None:
     print(page(parts, said))
     if given.out:
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        raw = {**said, "parts": [{"name": p.name, "count": p.count, **p.values} for p in parts], "updates": updates}
+        raw = {**said, "parts": [{"name": p.name, "count": p.count, **p.values} for p in parts], "updates": each}
         given.out.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n")
         given.out.with_suffix(".md").write_text(page(parts, said))
 

@@ -14,7 +14,7 @@ import pytest
 from analysis import synthetic
 from frognano.analysis.charts import Bar, Line, bar_chart, histogram, line_chart
 from frognano.analysis.data import load
-from frognano.analysis.profile import profile
+from frognano.analysis.profile import profile, updates
 from frognano.analysis.report import render, write_report
 from frognano.records import Status
 from frognano.runs import RolloutKey, RunStore
@@ -151,6 +151,7 @@ def test_other_iterations_are_counted_in(tmp_path: Path):
         for name in names:
             store.finish(f"phase/{name}", {"profile": {"wall": 1.0, "cores": 2.0, "idle_cpu": 2.0}})
         whole, second = profile(store), profile(store, 2)
+        assert [step for step, _ in updates(store, 2)] == [3, 4, 5]
     assert [(p.name, p.count) for p in whole][:2] == [("update", 5), ("pilot", 2)]
     parts = [("update", 3), ("pilot", 1), ("training, updates included", 1), ("heldout", 1)]
     assert [(p.name, p.count) for p in second] == parts

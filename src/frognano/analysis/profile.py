@@ -48,14 +48,19 @@ class Part:
 def profile(store: RunStore, iteration: int | None = None) -> list[Part]:
     """Updates first, then phases by kind (``iter1/pilot`` and ``iter2/pilot`` together); of one iteration alone, its held-out
     measurement included, when it is named. Empty for a run that told none."""
-    of_step = {step: values.get("iteration") for step, values in store.metrics("train")}
     wanted = re.compile(".*" if iteration is None else rf"phase/(iter{iteration}/|heldout/i{iteration}u).*")
-    parts = [("update", v) for step, v in store.metrics("profile") if iteration in (None, of_step.get(step))]
+    parts = [("update", values) for _, values in updates(store, iteration)]
     for name, value in store.steps("phase/").items():
         if wanted.fullmatch(name) and isinstance(value, dict) and isinstance(value.get("profile"), dict):
             parts.append((kind(name), value["profile"]))
     names = dict.fromkeys(name for name, _ in parts)
     return [_sum(name, [values for n, values in parts if n == name]) for name in names]
+
+
+def updates(store: RunStore, iteration: int | None = None) -> list[tuple[int, dict[str, float]]]:
+    """(update, its seconds by stage), of all or of one iteration."""
+    of_step = {step: values.get("iteration") for step, values in store.metrics("train")}
+    return [(step, v) for step, v in store.metrics("profile") if iteration in (None, of_step.get(step))]
 
 
 def kind(step: str) -> str:
